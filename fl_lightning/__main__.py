@@ -1,0 +1,57 @@
+"""The command line: fl-lightning run | list | ui | demo."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from fl_lightning.errors import UserError, unknown
+
+COMMANDS = {
+    "run": "Run one experiment, or resume it.",
+    "list": "Show the methods, models, datasets or engines there are.",
+    "ui": "Open the MLflow UI on the runs.",
+    "demo": "FOLA against FedAvg on embedded data, in a minute.",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 0, 2 for a mistake in the input, 3 for divergence, 130 for Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if given else 2
+    try:
+        if given[0] not in COMMANDS:
+            raise unknown("command", given[0], COMMANDS)
+        command = importlib.import_module(f"fl_lightning.commands.{given[0]}")
+        code: int = command.main(given[1:])
+        return code
+    except UserError as error:
+        print(f"fl-lightning: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nfl-lightning: stopped; finished rounds are saved, the same command goes on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        sys.stderr.close()
+        return 0
+
+
+def usage() -> str:
+    """The help of the program itself."""
+    lines = [f"  {name:<6} {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Federated learning on heterogeneous data: FOLA and its rivals.",
+            "",
+            "usage: fl-lightning COMMAND ...",
+            "",
+            *lines,
+            "",
+            "fl-lightning COMMAND --help explains a command and all its settings.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The server's state on disk: written after every round, atomically, the previous one kept.
+
+Reading executes no code. The file is a safetensors file whose header holds the round, the identity of the
+configuration, the numbers of all rounds so far, and a checksum of the tensors, so that a damaged file is never taken
+for a good one.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fl_lightning.errors import UserError
+from fl_lightning.federate import Snapshot
+from fl_lightning.probes import Measurement
+
+FORMAT = "fl_lightning checkpoint 1"
+CURRENT, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
+
+
+class DamagedError(Exception):
+    """A file that is no complete checkpoint of ours."""
+
+
+class Saved(NamedTuple):
+    """A checkpoint: the server after a round, and the numbers of all rounds up to it."""
+
+    snapshot: Snapshot
+    history: list[Measurement]
+
+
+def write(folder: Path, identity: str, snapshot: Snapshot, history: Sequence[Measurement]) -> None:
+    """Save a round. Whenever the process dies, a complete checkpoint is left."""
+    leaves, _ = pytree.tree_flatten_with_path(_tree(snapshot))
+    tensors, numbers = {}, {}
+    for path, leaf in leaves:
+        name = pytree.keystr(path)
+        if isinstance(leaf, Tensor):
+            tensors[name] = leaf.detach().cpu().contiguous().clone()  # safetensors refuses shared memory
+        else:
+            numbers[name] = leaf
+    header = {
+        "format": FORMAT,
+        "identity": identity,
+        "round": str(snapshot.round),
+        "numbers": json.dumps(numbers),
+        "history": json.dumps([measurement._asdict() for measurement in history]),
+        "checksum": str(_checksum(tensors)),
+    }
+    write_atomically(folder / CURRENT, save(tensors, metadata=header), keep=folder / PREVIOUS)
+
+
+def read(folder: Path, identity: str, template: Snapshot) -> Saved | None:
+    """The latest complete checkpoint of a folder, or None if there is none.
+
+    Args:
+        folder: The run's folder.
+        identity: Of the configuration that wants to go on.
+        template: The state before round 1, whose structure and shapes the checkpoint must have.
+
+    Raises:
+        UserError: If the checkpoint belongs to another configuration, or none is readable.
+    """
+    damages = []
+    for path in (folder / CURRENT, folder / PREVIOUS):
+        if path.exists():
+            try:
+                return _read_file(path, identity, template)
+            except DamagedError as damage:
+                damages.append(f"{path.name} {damage}")
+    if damages:
+        raise UserError(f"no readable checkpoint in {folder}: {'; '.join(damages)}; start this run again with --fresh")
+    return None
+
+
+def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
+    """Replace a file as a whole, or not at all; optionally keep what it was."""
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            os.replace(path, keep)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; earlier rounds are safe") from error
+
+
+def _read_file(path: Path, identity: str, template: Snapshot) -> Saved:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DamagedError(f"is damaged ({error})") from None
+    if header.get("format") != FORMAT:
+        raise DamagedError("is no checkpoint of this program")
+    if header["checksum"] != str(_checksum(tensors)):
+        raise DamagedError("is damaged (its checksum does not match)")
+    if header["identity"] != identity:
+        raise UserError(
+            f"{path} belongs to another configuration ({header['identity']}, not {identity}); "
+            "choose another --out, or start again with --fresh"
+        )
+    values: dict[str, Any] = tensors | json.loads(header["numbers"])
+    leaves, structure = pytree.tree_flatten_with_path(_tree(template))
+    loaded = []
+    for key_path, like in leaves:
+        value = values.get(pytree.keystr(key_path))
+        if value is None or (isinstance(like, Tensor) and like.shape != value.shape):
+            raise DamagedError(f"does not fit the method: {pytree.keystr(key_path)} is missing or of another shape")
+        loaded.append(value.to(like.device, like.dtype) if isinstance(like, Tensor) else value)
+    state, buffers = pytree.tree_unflatten(loaded, structure)
+    history = [Measurement(**item) for item in json.loads(header["history"])]
+    return Saved(Snapshot(int(header["round"]), state, buffers), history)
+
+
+def _tree(snapshot: Snapshot) -> tuple[Any, Any]:
+    return snapshot.state, snapshot.buffers
+
+
+def _checksum(tensors: dict[str, Tensor]) -> int:
+    checksum = 0
+    for name in sorted(tensors):
+        checksum = zlib.crc32(name.encode(), checksum)
+        checksum = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, checksum)
+    return checksum

@@ -1,0 +1,346 @@
+"""The settings of a run: nested dataclasses in Python, flat dotted keys everywhere else.
+
+One key is the command-line flag, the YAML key, the search-space key, the MLflow param and the column of a table:
+`method.strength`, `data.alpha`, `training.lr`. The keys `method`, `data`, `model` and `engine` hold the names of what
+was discovered; the settings below them follow from that choice.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import torch
+import yaml
+from docstring_parser import parse as parse_docstring
+from jsonargparse import ArgumentError, ArgumentParser
+
+from fl_lightning import discovery, streams
+from fl_lightning.data.dataset import Dataset, Source
+from fl_lightning.data.partition import Split
+from fl_lightning.engines.engine import Engine
+from fl_lightning.errors import UserError, require, unknown
+from fl_lightning.federate import Federation
+from fl_lightning.method import Method
+from fl_lightning.task import Task
+from fl_lightning.training import Training
+
+# The named parts: key, folder of `discovery`, default, help.
+PARTS = {
+    "method": ("methods", "fola", "Federated method."),
+    "data": ("data", "digits", "Dataset."),
+    "model": ("models", "mlp", "Network of every client."),
+    "engine": ("engines", "lightning", "How local training is carried out; the numbers are the same up to rounding."),
+}
+# Where the data lie says nothing about the result.
+NOT_IDENTITY = frozenset({"data.root"})
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and in which precision to compute.
+
+    Attributes:
+        device: auto takes a GPU if there is one; otherwise cpu, cuda, cuda:1 and so on.
+        precision: Floating point type of parameters and inputs.
+        threads: CPU threads of torch; more than 1 may change the last bits from machine to machine.
+    """
+
+    device: str = "auto"
+    precision: Literal["float32", "float64"] = "float32"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.threads >= 1, f"compute.threads must be at least 1, got {self.threads}")
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device, or an error if this machine has none such."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            raise UserError(f"compute.device must be auto, cpu, cuda or cuda:<number>, got {self.device!r}") from None
+        require(
+            device.type != "cuda" or torch.cuda.is_available(),
+            f"compute.device is {self.device!r}, but torch sees no GPU here; use --compute.device cpu",
+        )
+        return device
+
+
+@dataclass(frozen=True)
+class Model:
+    """A discovered model with its own settings; shape and classes follow the data."""
+
+    name: str = "mlp"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, dataset: Dataset, seed: int, compute: Compute) -> Task:
+        """The task, with initial weights that depend on the seed alone."""
+        cls = discovery.find("models", self.name)
+        with streams.global_noise(seed, "weights"):  # drawn in float32 on the CPU: the same for every device
+            model = cls(dataset.shape, dataset.num_classes, **self.options)
+        return Task(model.to(compute.torch_device, getattr(torch, compute.precision)))
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides the numbers of a run."""
+
+    method: Method
+    source: Source
+    split: Split
+    model: Model
+    training: Training
+    federation: Federation
+    engine: Engine
+    compute: Compute
+    seed: int
+
+    def flat(self) -> dict[str, Any]:
+        """All settings by dotted key."""
+        flat: dict[str, Any] = {}
+        for part, value in (("method", self.method), ("data", self.source), ("engine", self.engine)):
+            flat[part] = discovery.name_of(PARTS[part][0], type(value)) or type(value).__name__
+            flat |= {f"{part}.{name}": v for name, v in _field_values(value).items()}
+            if part == "data":
+                flat |= {f"data.{name}": v for name, v in _field_values(self.split).items()}
+                flat["model"] = self.model.name
+                flat |= {f"model.{name}": v for name, v in self.model.options.items()}
+        for section in ("training", "federation", "compute"):
+            flat |= {f"{section}.{name}": v for name, v in _field_values(getattr(self, section)).items()}
+        return flat | {"seed": self.seed}
+
+    @property
+    def identity(self) -> str:
+        """A short hash of all settings that decide the numbers; the name of the run's folder ends with it."""
+        settings = {key: value for key, value in self.flat().items() if key not in NOT_IDENTITY}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+    def yaml(self) -> str:
+        """A complete configuration file, with what each field means."""
+        flat, schema = self.flat(), schema_of(self.names)
+        lines, section = [], ""
+        for key, item in schema.items():
+            head, _, name = key.rpartition(".")
+            head = head or (key if key in PARTS else "")
+            if head != section:
+                lines += ["", f"{head}:"] if head else [""]
+                section = head
+            indent = "  " if head else ""
+            value = yaml.safe_dump(_plain(flat[key]), default_flow_style=True).removesuffix("\n").removesuffix("\n...")
+            lines += [f"{indent}# {item.help}", f"{indent}{'name' if key in PARTS else name}: {value}"]
+        return "\n".join(lines).lstrip("\n") + "\n"
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of the parts: method, data, model, engine."""
+        flat = self.flat()
+        return {part: flat[part] for part in PARTS}
+
+
+class Field(NamedTuple):
+    """One setting: type, default and explanation."""
+
+    type: Any
+    default: Any
+    help: str
+
+
+def configure(settings: Mapping[str, Any] | None = None) -> RunConfig:
+    """A run's configuration from dotted keys; what is not given has its default.
+
+    >>> configure({"method": "fola", "data.alpha": 0.01, "method.strength": 10}).method.strength
+    10.0
+    """
+    flat = {key: _as_flag(value) for key, value in (settings or {}).items()}
+    return parse([f"--{key}={value}" for key, value in flat.items()])
+
+
+def parse(flags: Sequence[str]) -> RunConfig:
+    """A run's configuration from `--key=value` or `--key value` flags; later ones override earlier ones."""
+    names = chosen_names(flags)
+    schema = schema_of(names)
+    parser = parser_of(schema)
+    check_flags(flags, schema)
+    try:
+        parsed = parser.parse_args(list(flags)).as_flat()
+    except ArgumentError as error:
+        raise UserError(_explain(str(error), schema)) from None
+    values = {key: getattr(parsed, _dest(key)) for key in schema}
+    return build(values)
+
+
+def build(values: Mapping[str, Any]) -> RunConfig:
+    """The nested configuration from complete, typed, flat settings."""
+
+    def section(prefix: str, cls: type[Any]) -> dict[str, Any]:
+        return {name: values[f"{prefix}.{name}"] for name in fields_of(cls)}
+
+    def part(key: str) -> Any:
+        cls = discovery.find(PARTS[key][0], values[key])
+        return cls(**section(key, cls))
+
+    model = discovery.find("models", values["model"])
+    return RunConfig(
+        method=part("method"),
+        source=part("data"),
+        split=Split(**section("data", Split)),
+        model=Model(values["model"], section("model", model)),
+        training=Training(**section("training", Training)),
+        federation=Federation(**section("federation", Federation)),
+        engine=part("engine"),
+        compute=Compute(**section("compute", Compute)),
+        seed=values["seed"],
+    )
+
+
+def read_yaml(path: str) -> list[str]:
+    """The settings of a YAML file as flags. Nested and dotted keys both work; `method: fola` names a part."""
+    try:
+        with open(path) as file:
+            content = yaml.safe_load(file) or {}
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is no valid YAML: {_one_line(str(error))}") from None
+    require(isinstance(content, dict), f"{path} must hold settings as `key: value`, got {type(content).__name__}")
+    return [f"--{key}={_as_flag(value)}" for key, value in _flatten(content).items()]
+
+
+def chosen_names(flags: Sequence[str]) -> dict[str, str]:
+    """Which method, dataset, model and engine the flags name."""
+    names = {part: default for part, (_, default, _) in PARTS.items()}
+    for position, flag in enumerate(flags):
+        key, equals, value = flag.removeprefix("--").partition("=")
+        if flag.startswith("--") and key in PARTS:
+            require(bool(equals) or position + 1 < len(flags), f"--{key} needs a name")
+            names[key] = value if equals else flags[position + 1]
+    return names
+
+
+def schema_of(names: Mapping[str, str]) -> dict[str, Field]:
+    """Every setting of a run with these parts, in the order of the help text."""
+    schema: dict[str, Field] = {}
+    for part, (kind, default, text) in PARTS.items():
+        cls = discovery.find(kind, names[part])
+        schema[part] = Field(str, default, text)
+        schema |= {f"{part}.{name}": item for name, item in fields_of(cls).items()}
+        if part == "data":
+            schema |= {f"data.{name}": item for name, item in fields_of(Split).items()}
+    for prefix, section in (("training", Training), ("federation", Federation), ("compute", Compute)):
+        schema |= {f"{prefix}.{name}": item for name, item in fields_of(section).items()}
+    schema["seed"] = Field(int, 0, "Key of every random draw: weights, partition, cohorts, batches.")
+    return schema
+
+
+def fields_of(cls: type[Any]) -> dict[str, Field]:
+    """The settings of a class: the arguments of its constructor that have a default, explained by its docstring."""
+    texts = {param.arg_name: param.description or "" for param in parse_docstring(inspect.getdoc(cls) or "").params}
+    hints = get_type_hints(cls.__init__, localns={"Callback": object})
+    return {
+        name: Field(hints.get(name, Any), parameter.default, " ".join(texts.get(name, "").split()))
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.default is not inspect.Parameter.empty and name != "callbacks"
+    }
+
+
+def parser_of(schema: Mapping[str, Field], **options: Any) -> ArgumentParser:
+    """A parser with one flag per setting, grouped by section."""
+    parser = ArgumentParser(exit_on_error=False, add_help=False, default_env=False, **options)
+    groups: dict[str, Any] = {}
+    for key, item in schema.items():
+        section = key.partition(".")[0] if "." in key or key in PARTS else "run"
+        group = groups.setdefault(section, parser.add_argument_group(section))
+        group.add_argument(f"--{key}", dest=_dest(key), type=item.type, default=item.default, help=item.help)
+    return parser
+
+
+def check_flags(flags: Sequence[str], known: Mapping[str, Any]) -> None:
+    """Refuse a flag that does not exist, with the nearest that does."""
+    for flag in flags:
+        name = flag.removeprefix("--").partition("=")[0]
+        if flag.startswith("--") and name not in known:
+            section = name.partition(".")[0] + "."
+            raise unknown("setting", name, [key for key in known if key.startswith(section)] or known)
+
+
+def _dest(key: str) -> str:
+    return key.replace(".", "__")
+
+
+def _field_values(value: Any) -> dict[str, Any]:
+    known = fields_of(type(value))
+    return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name in known}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON and YAML have it."""
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _as_flag(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(_plain(value))
+
+
+def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{name}.")
+        else:
+            flat[name.removesuffix(".name") if name.removesuffix(".name") in PARTS else name] = value
+    return flat
+
+
+def _explain(message: str, schema: Mapping[str, Field]) -> str:
+    """The parser's complaint in the words of our settings: what was expected, what was given."""
+    line = _one_line(message).replace("__", ".")
+    key = re.search(r'Parser key "([^"]+)"', line)
+    given = re.search(r"(?:Got value|Given value): (.*)$", line)
+    if key is None or given is None or key[1] not in schema:
+        return line
+    return f"{key[1]} must be {_in_words(schema[key[1]].type)}, got {given[1]}"
+
+
+def _in_words(kind: Any) -> str:
+    """A type as one would say it.
+
+    >>> _in_words(float | None), _in_words(Literal["a", "b"]), _in_words(tuple[int, ...])
+    ('a number or null', 'one of a, b', 'a list, each a whole number')
+    """
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    if kind in words:
+        return words[kind]
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}" if len(get_args(kind)) > 1 else str(get_args(kind)[0])
+    if get_origin(kind) in (tuple, list):
+        return f"a list, each {_in_words(get_args(kind)[0])}"
+    return " or ".join(_in_words(option) for option in get_args(kind)) or str(kind)
+
+
+def type_name(kind: Any) -> str:
+    """A type as a placeholder in a help text.
+
+    >>> type_name(float), type_name(int | None), type_name(Literal["a", "b"])
+    ('NUMBER', 'INTEGER|null', '{a,b}')
+    """
+    names = {int: "INTEGER", float: "NUMBER", bool: "{true,false}", str: "NAME", type(None): "null"}
+    if kind in names:
+        return names[kind]
+    if get_origin(kind) is Literal:
+        options = get_args(kind)
+        return f"{{{','.join(map(str, options))}}}" if len(options) > 1 else str(options[0])
+    if get_origin(kind) in (tuple, list):
+        return f"[{type_name(get_args(kind)[0])},...]"
+    return "|".join(type_name(option) for option in get_args(kind)) or "VALUE"
+
+
+def _one_line(message: str) -> str:
+    return re.sub(r"\s+", " ", message).strip()

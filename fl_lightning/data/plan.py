@@ -1,0 +1,90 @@
+"""Which samples a client sees in which step.
+
+Drawn once per (seed, round, client, epoch), the same for every engine and method, so that two methods are compared on
+identical batches.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_lightning import streams
+from fl_lightning.data.dataset import Dataset
+from fl_lightning.training import Training
+
+# Passes over a client's data outside of training (offline curvature) go in blocks of this many samples.
+BLOCK = 500
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's share of the training set: an index into it, not a copy.
+
+    Attributes:
+        client: The client's id.
+        dataset: The training set of all clients.
+        indices: Which samples are the client's.
+        dtype: Type of the inputs that the model takes.
+    """
+
+    client: int
+    dataset: Dataset
+    indices: Tensor
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples at these places of the training set, ready for the model."""
+        raw = self.dataset.train_x.index_select(0, indices)
+        return self.dataset.inputs(raw, self.dtype), self.dataset.train_y.index_select(0, indices)
+
+    def blocks(self, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples once, in storage order, unaugmented."""
+        for indices in torch.split(self.indices, size):
+            yield self.fetch(indices)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The batches of one client in one round.
+
+    Attributes:
+        data: The client's data.
+        seed: The run's seed.
+        round: r.
+        training: The optimiser settings of the round.
+        num_epochs: Epochs of this client in this round.
+    """
+
+    data: ClientData
+    seed: int
+    round: int
+    training: Training
+    num_epochs: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.training.steps_per_epoch(len(self.data))
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_epochs * self.steps_per_epoch
+
+    def order(self, epoch: int) -> Tensor:
+        """The client's samples in the order of this epoch."""
+        stream = streams.generator(self.seed, "batches", self.round, self.data.client, epoch)
+        shuffled = torch.randperm(len(self.data), generator=stream)
+        return self.data.indices[shuffled.to(self.data.indices.device)]
+
+    def batches(self, epoch: int) -> tuple[Tensor, ...]:
+        """The epoch cut into batches; the last one may be smaller and is never dropped."""
+        return torch.split(self.order(epoch), self.training.batch_size or len(self.data))
+
+    def all_batches(self) -> Iterator[Tensor]:
+        """The batches of all epochs."""
+        for epoch in range(self.num_epochs):
+            yield from self.batches(epoch)

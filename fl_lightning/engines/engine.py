@@ -1,0 +1,49 @@
+"""What an engine is: it turns the client hooks of a method into training."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fl_lightning.data.plan import Plan
+from fl_lightning.method import Context, Local, Method
+from fl_lightning.params import Params
+from fl_lightning.task import Task, Weights
+
+
+class Fit(NamedTuple):
+    """A finished local training.
+
+    Attributes:
+        local: What the method may look at.
+        train_loss: Mean task loss over the samples of all steps, without penalty, as it was met along the way.
+    """
+
+    local: Local
+    train_loss: float
+
+
+def finished_client(task: Task, plan: Plan, weights: Weights, trace: Any) -> Local:
+    """The client as the method sees it after the last step of its plan."""
+    return Local(
+        client=plan.data.client,
+        params=weights.params,
+        buffers=weights.buffers,
+        trace=trace,
+        num_steps=plan.num_steps,
+        num_epochs=plan.num_epochs,
+        training=plan.training,
+        task=task,
+        data=plan.data,
+    )
+
+
+@dataclass(frozen=True)
+class Engine(ABC):
+    """Trains a cohort. All engines give the same numbers up to rounding: same method, same batches."""
+
+    @abstractmethod
+    def fit(
+        self, method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
+    ) -> Iterator[Fit]:
+        """Train one client per plan, each from `context.start`, and yield them in the order of the plans."""

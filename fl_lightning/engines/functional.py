@@ -1,0 +1,188 @@
+"""A lean loop over the client hooks: no Trainer, no loader, no optimiser object."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+from torch.utils import _pytree as pytree
+
+from fl_lightning import streams
+from fl_lightning.data.plan import Plan
+from fl_lightning.engines.engine import Engine, Fit, finished_client
+from fl_lightning.errors import require
+from fl_lightning.method import Context, Method, Step
+from fl_lightning.optimiser import is_plain, sgd
+from fl_lightning.params import Params, row, zeros, zip_map
+from fl_lightning.task import Task, Weights
+
+# On a CPU, batching clients by vmap pays only while the weights of all of them stay in the cache.
+TINY_MODEL = 20_000
+AUTO_CHUNK = 32
+
+
+@dataclass(frozen=True)
+class Functional(Engine):
+    """Lean loop in plain torch; several clients at once by vmap where that is faster.
+
+    Without dropout every chunk gives the same numbers up to rounding, and chunk 1 the same bits for any cohort. With
+    dropout, chunk 1 draws the same masks as the Lightning engine; larger chunks draw others of the same distribution.
+
+    Attributes:
+        chunk: Clients trained at once: 1 is a plain loop, more are batched by torch.func.vmap, auto picks by device
+            and model size.
+    """
+
+    chunk: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        require(
+            self.chunk == "auto" or int(self.chunk) >= 1, f"engine.chunk must be at least 1, or auto, got {self.chunk}"
+        )
+
+    def fit(
+        self, method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
+    ) -> Iterator[Fit]:
+        chunk = self.chunk_for(task)
+        for first in range(0, len(plans), chunk):
+            members = range(first, min(first + chunk, len(plans)))
+            if len(members) == 1:
+                yield train_one(method, task, context.of_member(first), buffers, plans[first])
+            else:
+                own = pytree.tree_map_only(Tensor, lambda leaf: leaf[members.start : members.stop], context.own)  # noqa: B023
+                chunk_context = context._replace(own=own)
+                yield from train_many(method, task, chunk_context, buffers, [plans[i] for i in members])
+
+    def chunk_for(self, task: Task) -> int:
+        """The number of clients to train at once."""
+        if self.chunk != "auto":
+            return int(self.chunk)
+        return AUTO_CHUNK if task.device.type != "cpu" or task.num_params <= TINY_MODEL else 1
+
+
+def train_one(method: Method, task: Task, context: Context, buffers: Params, plan: Plan) -> Fit:
+    """One client, in place on the task's workbench."""
+    training, data, model = plan.training, plan.data, task.model
+    task.load(Weights(context.start, buffers))
+    model.train()
+    leaves = [p for p in model.parameters() if p.requires_grad]
+    params = {name: leaf.detach() for name, leaf in zip(task.names, leaves, strict=True)}  # the same storage
+    values = list(params.values())
+    penalty = method.penalty(context)
+    plain = is_plain(training)
+    pull = penalty.descent(training.lr) if penalty is not None and plain else None
+    velocity = zeros(params) if training.momentum else {}
+    trace = method.trace(context)
+    observes, needs_squares, size = method.observes, method.needs_squares, len(data)
+    per_epoch = plan.steps_per_epoch
+    losses: list[Tensor] = []
+    shares: list[float] = []
+    with streams.global_noise(plan.seed, "noise", plan.round, data.client):
+        for index, batch in enumerate(plan.all_batches()):
+            x, y = data.fetch(batch)
+            fraction = len(batch) / size
+            squares = task.squared_gradients(Weights(params, buffers), x, y) if needs_squares else None
+            loss = task.likelihood(model(x), y)
+            grads = torch.autograd.grad(loss, leaves)
+            losses.append(loss.detach())
+            shares.append(fraction)
+            if plain:  # the penalty first: both gradients are taken at the same theta
+                if pull is not None:
+                    pull(params)
+                torch._foreach_add_(values, grads, alpha=-training.lr)
+            else:
+                total = dict(zip(task.names, grads, strict=True))
+                if penalty is not None:
+                    total = zip_map(torch.add, total, penalty.grad(params))
+                updated, velocity = sgd(params, total, velocity, training)
+                torch._foreach_copy_(values, list(updated.values()))
+            if observes:
+                grad = dict(zip(task.names, grads, strict=True))
+                epoch, position = divmod(index, per_epoch)
+                step = Step(index, params, grad, squares, fraction, epoch, position == per_epoch - 1)
+                trace = method.observe(trace, step)
+    finished = task.weights()
+    local = finished_client(task, plan, finished, trace)
+    mean_loss = torch.stack(losses).double() @ torch.tensor(shares, dtype=torch.float64, device=task.device)
+    return Fit(local, float(mean_loss) / plan.num_epochs)
+
+
+def train_many(method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]) -> Iterator[Fit]:
+    """Several clients at once by vmap; clients with fewer steps stand still when they have finished."""
+    training, number, device = plans[0].training, len(plans), task.device
+    task.model.train()
+    schedule = _padded_schedule(plans)
+    sizes = torch.tensor([len(plan.data) for plan in plans], dtype=task.dtype, device=device)
+    lengths = torch.tensor([plan.steps_per_epoch for plan in plans], device=device)
+
+    def expand(tree: Any) -> Any:
+        return pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(number, *leaf.shape).clone(), tree)
+
+    def start_trace(own: Any) -> Any:
+        return method.trace(context._replace(own=own))
+
+    def advance(
+        state: Any, own: Any, x: Tensor, y: Tensor, mask: Tensor, size: Tensor, length: Tensor, index: int
+    ) -> Any:
+        params, stats, velocity, trace = state
+
+        def loss_of(params: Params) -> tuple[Tensor, Params]:
+            copies = zip_map(torch.clone, stats)  # BatchNorm writes into its buffers
+            return task.masked_loss(Weights(params, copies), x, y, mask), copies
+
+        grad, (loss, new_stats) = grad_and_value(loss_of, has_aux=True)(params)
+        penalty = method.penalty(context._replace(own=own))
+        total = grad if penalty is None else zip_map(torch.add, grad, penalty.grad(params))
+        new_params, new_velocity = sgd(params, total, velocity, training)
+        new_trace = trace
+        if method.observes:
+            squares = task.squared_gradients(Weights(params, stats), x, y, mask) if method.needs_squares else None
+            epoch, position = index // length, index % length
+            seen = Step(index, new_params, grad, squares, mask.sum() / size, epoch, position == length - 1)
+            new_trace = method.observe(trace, seen)
+        active = mask.any()
+        moved = pytree.tree_map(
+            lambda new, old: torch.where(active, new, old), (new_params, new_stats, new_velocity, new_trace), state
+        )
+        return moved, loss
+
+    own = context.own
+    start = expand(context.start)
+    state = (start, expand(buffers), zeros(start) if training.momentum else {}, _empty_traces(start_trace, own, number))
+    losses = torch.zeros(number, dtype=torch.float64, device=device)
+    own_dims = pytree.tree_map(lambda _: 0, own)
+    step = vmap(advance, in_dims=(0, own_dims, 0, 0, 0, 0, 0, None), randomness="different")
+    data = plans[0].data
+    with streams.global_noise(plans[0].seed, "noise", plans[0].round, data.client):
+        for index, places in enumerate(schedule):
+            width = int((places >= 0).any(0).sum())  # columns that only pad are at the end
+            places = places[:, :width].to(device)
+            mask = (places >= 0).to(task.dtype)
+            x, y = data.fetch(places.clamp(min=0).reshape(-1))
+            x, y = x.view(number, width, *x.shape[1:]), y.view(number, width)
+            state, loss = step(state, own, x, y, mask, sizes, lengths, index)
+            losses += loss.detach().double() * (mask.sum(1) / sizes)
+    for position, plan in enumerate(plans):
+        params, stats, _, trace = row(state, position)
+        local = finished_client(task, plan, Weights(params, stats), trace)
+        yield Fit(local, float(losses[position]) / plan.num_epochs)
+
+
+def _empty_traces(start_trace: Any, own: Any, number: int) -> Any:
+    """One empty trace per client, stacked."""
+    if pytree.tree_leaves(own):
+        return vmap(start_trace)(own)
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(number, *leaf.shape), start_trace(own))
+
+
+def _padded_schedule(plans: Sequence[Plan]) -> Tensor:
+    """(steps, clients, batch) places in the training set, -1 where a client has no sample."""
+    steps = max(plan.num_steps for plan in plans)
+    width = max(min(plan.training.batch_size or len(plan.data), len(plan.data)) for plan in plans)
+    schedule = torch.full((steps, len(plans), width), -1)
+    for position, plan in enumerate(plans):
+        for step, batch in enumerate(plan.all_batches()):
+            schedule[step, position, : len(batch)] = batch
+    return schedule

@@ -1,0 +1,87 @@
+"""Clients as LightningModules under a Trainer: every Lightning feature works here."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fl_lightning import streams
+from fl_lightning.data.plan import Plan
+from fl_lightning.engines.engine import Engine, Fit, finished_client
+from fl_lightning.method import Context, Method
+from fl_lightning.params import Params
+from fl_lightning.task import Task, Weights
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Callback
+
+# Lightning's notices (devices found, tips, advice on loaders) say nothing about a fit of one client.
+LOGGERS = ("pytorch_lightning", "lightning.pytorch", "pytorch_lightning.utilities.rank_zero")
+
+
+@dataclass(frozen=True)
+class Lightning(Engine):
+    """PyTorch Lightning: a fresh, silent Trainer per fit; any Lightning callback can be added from Python.
+
+    Dropout draws its masks from a stream of its own per (seed, round, client), the same as the functional engine
+    with chunk 1.
+
+    Attributes:
+        callbacks: Further Lightning callbacks, called for every client's fit (from Python only).
+    """
+
+    callbacks: "tuple[Callback, ...]" = ()
+
+    def fit(
+        self, method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
+    ) -> Iterator[Fit]:
+        for position, plan in enumerate(plans):
+            yield self._fit_one(method, task, context.of_member(position), buffers, plan)
+
+    def _fit_one(self, method: Method, task: Task, context: Context, buffers: Params, plan: Plan) -> Fit:
+        # Importing Lightning takes seconds; whoever only lists or checks settings need not wait for it.
+        from pytorch_lightning import Trainer
+
+        from fl_lightning.client import Client, EpochLoader, Observer
+
+        device = task.device
+        task.load(Weights(context.start, buffers))
+        client, observer = Client(method, task, context, plan), Observer(method, context)
+        with _quiet(), streams.global_noise(plan.seed, "noise", plan.round, plan.data.client):
+            trainer = Trainer(
+                accelerator="cpu" if device.type == "cpu" else "gpu",
+                devices=1 if device.index is None else [device.index],
+                precision="64-true" if task.dtype == torch.float64 else "32-true",
+                max_epochs=plan.num_epochs,
+                gradient_clip_val=plan.training.clip_norm,
+                callbacks=[observer, *self.callbacks],
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            trainer.fit(client, train_dataloaders=EpochLoader(plan))
+        task.model.to(device)  # the Trainer leaves the module on the CPU
+        local = finished_client(task, plan, task.weights(), observer.trace)
+        mean_loss = sum(float(loss) * share for loss, share in zip(client.losses, client.shares, strict=True))
+        return Fit(local, mean_loss / plan.num_epochs)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Lightning without its notices."""
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    try:
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="pytorch_lightning")
+            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,35 @@
+"""The errors a user can cause or meet; the command line prints them as one line, without a traceback."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """A setting or a file that cannot work. The message says what was expected, what was given, and what to do."""
+
+
+class Diverged(Exception):  # noqa: N818 - an outcome, not a mistake
+    """Local training or aggregation left the finite numbers."""
+
+    def __init__(self, round: int, client: int | None) -> None:
+        where = "the server's aggregate" if client is None else f"the model of client {client}"
+        super().__init__(
+            f"{where} is not finite in round {round}: training diverged; lower training.lr "
+            "or the method's strength, or set training.clip_norm"
+        )
+        self.round = round
+        self.client = client
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> UserError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    names = sorted(known)
+    near = get_close_matches(given, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UserError(f"unknown {kind} {given!r}: {hint}expected one of {', '.join(names)}")
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `UserError(message)` unless the condition holds."""
+    if not condition:
+        raise UserError(message)

@@ -1,0 +1,266 @@
+"""One run from its configuration to its results: consumes the federated loop, measures, saves, tracks, resumes."""
+
+import json
+import shutil
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import filelock
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fl_lightning import checkpoint, pictures, probes
+from fl_lightning.config import RunConfig
+from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.partition import class_counts, content_hash, held_out, partition
+from fl_lightning.errors import Diverged, UserError
+from fl_lightning.federate import Snapshot, federate
+from fl_lightning.probes import Measurement
+from fl_lightning.task import Task
+from fl_lightning.track import Tracker
+
+RESULT, ATTEMPT = "result.json", "attempt.json"
+
+# Called after every round with the number of the round and what was measured; also, first, for the rounds of an
+# earlier session that are not computed again.
+Watch = Callable[[int, Measurement], None]
+
+
+class Problem(NamedTuple):
+    """A configuration made real: data, who has which of it, and the model."""
+
+    dataset: Dataset
+    clients: list[Tensor]
+    holdout: Tensor
+    task: Task
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        status: finished, or diverged.
+        message: Why it stopped before the last round, if it did.
+        run_id: Of the MLflow run.
+        folder: Where its files are.
+        history: The measurements of all rounds.
+    """
+
+    status: str
+    message: str
+    run_id: str
+    folder: Path
+    history: list[Measurement]
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The metrics of the last round; empty if there is none."""
+        return self.history[-1].metrics if self.history else {}
+
+    def summary(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "GA": self.final.get("GA"),
+            "LA": self.final.get("LA"),
+            "round": len(self.history),
+            "run_id": self.run_id,
+            "status": self.status,
+            "message": self.message,
+            "folder": str(self.folder),
+        }
+
+
+def build(config: RunConfig) -> Problem:
+    """Load the data, split it, and make the model."""
+    torch.set_num_threads(config.compute.threads)
+    dataset = config.source.load()
+    clients = partition(dataset.train_y, config.split, config.seed)
+    holdout = held_out(dataset.train_y, config.split, config.seed)
+    return Problem(dataset, clients, holdout, config.model.build(dataset, config.seed, config.compute))
+
+
+def run(config: RunConfig, out: Path | str = "runs", fresh: bool = False, watch: Watch | None = None) -> Result:
+    """Run a configuration, or go on where an earlier process stopped; a finished run is only read.
+
+    Args:
+        config: The settings.
+        out: Folder of all runs and of the MLflow store.
+        fresh: Forget what an earlier process has done for this configuration.
+        watch: Told of every round.
+
+    Returns:
+        How it ended; all numbers are in its folder and in MLflow.
+    """
+    out = Path(out)
+    folder = out / f"{config.names['method']}-{config.names['data']}-{config.identity}"
+    with _locked(folder):
+        if fresh:
+            _clear(folder)
+        result = _read_result(folder)
+        if result is None:
+            return _run(config, out, folder, watch or (lambda *_: None))
+        for number, measurement in enumerate(result.history, start=1):
+            if watch is not None:
+                watch(number, measurement)
+        return result
+
+
+def _run(config: RunConfig, out: Path, folder: Path, watch: Watch) -> Result:
+    problem = build(config)
+    task = problem.task
+    start = Snapshot(0, config.method.init(task.initial.params, len(problem.clients)), task.initial.buffers)
+    saved = checkpoint.read(folder, config.identity, start)
+    history = list(saved.history) if saved else []
+    tracker = _open_tracker(config, out, folder, problem)
+    try:
+        tracker.log_rounds((i, m.metrics) for i, m in enumerate(history, start=1))  # what a killed process left unsent
+        for number, measurement in enumerate(history, start=1):
+            watch(number, measurement)
+        status, message = "finished", ""
+        try:
+            for record in federate(
+                config.method,
+                task,
+                problem.dataset,
+                problem.clients,
+                config.training,
+                config.federation,
+                config.engine,
+                config.seed,
+                problem.holdout,
+                saved.snapshot if saved else None,
+            ):
+                history.append(probes.measure(config.method, task, problem.dataset, record))
+                # First the checkpoint, then MLflow: a round that is lost between the two is sent again on resume.
+                checkpoint.write(folder, config.identity, record.after, history)
+                tracker.log_rounds([(record.round, history[-1].metrics)])
+                watch(record.round, history[-1])
+        except Diverged as divergence:
+            status, message = "diverged", str(divergence)
+            tracker.tag("diverged", f"round {divergence.round}, client {divergence.client}")
+        result = Result(status, message, tracker.run_id, folder, history)
+        tracker.artifacts(_write_files(config, problem, result))
+        tracker.tag("status", status)
+        tracker.finish("FINISHED")
+        _write_result(result)
+        return result
+    except KeyboardInterrupt:
+        tracker.finish("KILLED")
+        raise
+
+
+def _open_tracker(config: RunConfig, out: Path, folder: Path, problem: Problem) -> Tracker:
+    flat, names = config.flat(), config.names
+    split_hash = content_hash(problem.clients)
+    tags = {
+        "method": names["method"],
+        "data": names["data"],
+        "model": names["model"],
+        "partition": split_hash,
+        "seed": str(config.seed),
+        "identity": config.identity,
+    }
+    if commit := _git_commit():
+        tags["mlflow.source.git.commit"] = commit
+    name = f"{names['method']} {names['data']} alpha={config.split.alpha:g} seed={config.seed}"
+    return Tracker(out, _attempt(folder), name, flat, tags)
+
+
+def _write_files(config: RunConfig, problem: Problem, result: Result) -> list[Path]:
+    """Configuration, curves and pictures: everything needed to repeat the run and to look at it."""
+    folder, title = result.folder, f"{config.names['method']} on {config.names['data']}"
+    checkpoint.write_atomically(folder / "config.yaml", config.yaml().encode())
+    files = [folder / "config.yaml"]
+    for name, table in (("rounds", rounds_table(result.history)), ("clients", clients_table(result.history))):
+        table.to_parquet(folder / f"{name}.parquet", index=False)
+        files.append(folder / f"{name}.parquet")
+    counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
+    files.append(pictures.save(pictures.partition(counts, f"{title}: samples"), folder / "partition.png"))
+    if result.history:
+        curves = {config.names["method"]: [m.metrics for m in result.history]}
+        files.append(pictures.save(pictures.learning_curves(curves, title), folder / "curves.png"))
+    return files
+
+
+def rounds_table(history: Sequence[Measurement]) -> pd.DataFrame:
+    """One row per round."""
+    return pd.DataFrame([{"round": i, **m.metrics} for i, m in enumerate(history, start=1)])
+
+
+def clients_table(history: Sequence[Measurement]) -> pd.DataFrame:
+    """One row per round and member of its cohort."""
+    tables = [pd.DataFrame({"round": i, **m.clients}) for i, m in enumerate(history, start=1)]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Create the folder, and keep other processes out of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder / "lock")
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise UserError(
+            f"another process is computing this run in {folder}; wait for it, or change a setting"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name != "lock":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _attempt(folder: Path) -> str:
+    """The key of this run in MLflow, written before the MLflow run exists, so that it is never created twice."""
+    path = folder / ATTEMPT
+    if not path.exists():
+        checkpoint.write_atomically(path, json.dumps({"attempt": uuid.uuid4().hex}).encode())
+    attempt: str = json.loads(path.read_text())["attempt"]
+    return attempt
+
+
+def _write_result(result: Result) -> None:
+    content = {
+        "status": result.status,
+        "message": result.message,
+        "run_id": result.run_id,
+        "history": [measurement._asdict() for measurement in result.history],
+    }
+    checkpoint.write_atomically(result.folder / RESULT, json.dumps(content).encode())
+
+
+def _read_result(folder: Path) -> Result | None:
+    try:
+        content = json.loads((folder / RESULT).read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise UserError(f"{folder / RESULT} is damaged; start this run again with --fresh") from None
+    history = [Measurement(**item) for item in content["history"]]
+    return Result(content["status"], content["message"], content["run_id"], folder, history)
+
+
+def _git_commit() -> str | None:
+    """The commit of the source, if the package lies in a git repository."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,218 @@
+"""The vocabulary of a federated method: what the server sends, what a client shows and reports, and the hooks.
+
+A method is written once, as pure functions; engines turn its client hooks into training. Hooks never write to
+`self` or to their inputs, use no global randomness and know nothing of devices, logging or files.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from fl_lightning.params import Params, row
+from fl_lightning.penalty import Penalty
+from fl_lightning.training import Training
+
+if TYPE_CHECKING:
+    from fl_lightning.data.plan import ClientData
+    from fl_lightning.task import Task
+
+
+class State(Protocol):
+    """What the server keeps between rounds: a NamedTuple of tensors with at least the global model."""
+
+    @property
+    def params(self) -> Params: ...
+
+
+class Server(NamedTuple):
+    """What the server has beside its state.
+
+    Attributes:
+        task: Model and likelihood.
+        sizes: Numbers of training samples of all clients.
+        holdout: Data that belong to no client (`data.holdout`), possibly none.
+        seed: Key of the server's own random draws; use it through `fl_lightning.streams` with a purpose of your own.
+    """
+
+    task: "Task"
+    sizes: tuple[int, ...]
+    holdout: "ClientData"
+    seed: int
+
+
+class Cohort(NamedTuple):
+    """Who takes part in a round, and what the server knows about it.
+
+    Attributes:
+        round: r = 1, 2, ...
+        members: The ids of the participating clients, increasing.
+        weights: p_n, the aggregation weights; they sum to 1 over the cohort.
+        shares: pi_n (or 1/N with uniform weighting), the members' weights in the whole population.
+        epochs: Local epochs of each member; fewer than asked for if it is a straggler.
+        num_clients: N, the size of the population.
+        training: The clients' optimiser settings in this round, with the learning rate of this round.
+        server: What the server has beside its state.
+    """
+
+    round: int
+    members: tuple[int, ...]
+    weights: tuple[float, ...]
+    shares: tuple[float, ...]
+    epochs: tuple[int, ...]
+    num_clients: int
+    training: Training
+    server: Server
+
+
+class Context(NamedTuple):
+    """What a round starts from.
+
+    Attributes:
+        start: The model at which every client starts; sent.
+        shared: Anything else that is sent, the same for all clients.
+        own: The client's memory of earlier rounds, not sent. Stacked over the cohort when it leaves `broadcast`,
+            one row when it reaches a client hook.
+    """
+
+    start: Params
+    shared: Any = ()
+    own: Any = ()
+
+    def of_member(self, position: int) -> "Context":
+        """The context as one member of the cohort sees it."""
+        return self._replace(own=row(self.own, position))
+
+
+class Step(NamedTuple):
+    """What one step of local training shows to the method.
+
+    The tensors are valid during the call of `observe`; engines overwrite them afterwards, so keep sums or copies.
+
+    Attributes:
+        number: Of the step in this round, from 0.
+        params: The model after the update.
+        grad: Gradient of the batch's mean likelihood loss before the update: without penalty, before clipping.
+        squares: Mean over the batch of the squared per-sample gradients, if the method asks for it.
+        fraction: |batch| / |client data|.
+        epoch: Number of the epoch in this round, from 0.
+        epoch_ends: Whether this is the last step of its epoch.
+    """
+
+    number: int
+    params: Params
+    grad: Params
+    squares: Params | None
+    fraction: float | Tensor
+    epoch: int | Tensor
+    epoch_ends: bool | Tensor
+
+
+class Local(NamedTuple):
+    """A client that has finished its round.
+
+    Attributes:
+        client: Its id.
+        params: Its model y_n.
+        buffers: The model's buffers, if it has any.
+        trace: What `observe` has folded up.
+        num_steps: T_n, optimiser steps taken.
+        num_epochs: Epochs taken.
+        training: The optimiser settings it used.
+        task: Model and likelihood, for methods that look at the data once more.
+        data: Its data, for the same.
+    """
+
+    client: int
+    params: Params
+    buffers: Params
+    trace: Any
+    num_steps: int
+    num_epochs: int
+    training: Training
+    task: "Task"
+    data: "ClientData"
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """One federated method. Its fields are its hyperparameters; its hooks stand in the order of a round.
+
+    The client hooks (`penalty`, `trace`, `observe`, `report`) are written for one client.
+    """
+
+    def adapt(self, training: Training) -> Training:
+        """The optimiser settings that the method really uses, if it prescribes some of them."""
+        return training
+
+    def check(self, training: Training, server: Server) -> None:  # noqa: B027 - nothing to refuse
+        """Raise `UserError` for settings that do not go together, before anything is trained."""
+
+    def local_data(self, own: Sequence[Tensor], holdout: Tensor, seed: int) -> Sequence[Tensor]:
+        """Which samples each client trains on, given its own ones and those that belong to no client."""
+        return own
+
+    @abstractmethod
+    def init(self, params: Params, num_clients: int) -> Any:
+        """The server's state before the first round. Later states have the same structure and shapes."""
+
+    def prepare(self, state: Any, server: Server) -> Any:
+        """Work of the server before the first round, such as a warm-up; not repeated on resume."""
+        return state
+
+    def broadcast(self, state: Any, cohort: Cohort) -> Context:
+        """What the server sends."""
+        return Context(start=state.params)
+
+    def penalty(self, context: Context) -> Penalty | None:
+        """What is added to the client's loss in this round; `None` is no penalty, exactly."""
+        return None
+
+    def trace(self, context: Context) -> Any:
+        """The empty statistics of the local path."""
+        return ()
+
+    def observe(self, trace: Any, step: Step) -> Any:
+        """Fold one step into the statistics."""
+        return trace
+
+    @abstractmethod
+    def report(self, local: Local, context: Context) -> Any:
+        """What the client sends back: a NamedTuple of tensors."""
+
+    @abstractmethod
+    def aggregate(self, state: Any, cohort: Cohort, reports: Sequence[Any]) -> Any:
+        """The server's state after the round. Reports are in the order of the cohort's members."""
+
+    def diagnose(
+        self, before: Any, cohort: Cohort, reports: Sequence[Any], after: Any
+    ) -> dict[str, float | list[float]]:
+        """Numbers worth logging: one for the round, or a list with one for each member of the cohort."""
+        return {}
+
+    @property
+    def drops_stragglers(self) -> bool:
+        """Whether clients that did not finish their epochs are left out of the round."""
+        return False
+
+    @property
+    def observes(self) -> bool:
+        """Whether the local path matters to the method at all; engines skip the bookkeeping if not."""
+        return type(self).observe is not Method.observe
+
+    @property
+    def needs_squares(self) -> bool:
+        """Whether `observe` reads `Step.squares`, the squared per-sample gradients."""
+        return False
+
+    @property
+    def extra_passes(self) -> int:
+        """Gradient passes over the client's data beside the training steps, for the count of gradient evaluations."""
+        return 0
+
+
+def with_round_lr(training: Training, round: int) -> Training:
+    """The settings of round r: lr * lr_decay^(r-1)."""
+    return replace(training, lr=training.lr * training.lr_decay ** (round - 1))

@@ -1,0 +1,222 @@
+"""FOLA, federated online Laplace approximation: Gaussian-product aggregation, a prior loss, an online Fisher.
+
+    J_n(theta) = L_n(theta) + (strength / 2) (theta - mu_S)^T Lambda_S (theta - mu_S)
+    F_n        = (1/E) sum_t (b_t / m_n) g_t^2                      g_t: gradient of L_n on batch t, before step t
+    Lambda_n   = F_n / r + ((r - 1) / r) Lambda_S
+    mu_S      <- sum_n p_n (Lambda_n + gamma) mu_n / sum_n p_n (Lambda_n + gamma)
+    Lambda_S  <- sum_n p_n Lambda_n
+
+Liu, Jiang, Zheng, Yang: A Bayesian Federated Learning Framework with Online Laplace Approximation, TPAMI 2023.
+
+Where the paper's equations, its algorithm and its published code disagree, the defaults are:
+- the prior loss has a real gradient: the published code builds it from detached tensors, so that its strength is inert
+  (`detached_prior` emulates that);
+- squared minibatch gradients, as algorithm and code do: they cost nothing, but are about B times smaller than the
+  per-sample squares of the equations (`fisher`);
+- the mean over steps, as in the equations: a sum changes the scale of strength and damping with E or the number of
+  steps (`normalisation`);
+- Lambda_S starts at zero and gamma is added only where it is used: any initial value is erased in round 1, because
+  (r - 1)/r = 0;
+- gamma is added on both sides of the product, so that identical clients give an identical server: in the denominator
+  alone, as in the code, it shrinks every weight in every round (`damping_place`);
+- gamma is relative to the mean precision, because the scale of the Fisher depends on model, batch size and data
+  (`damping_mode`);
+- gamma is no part of the prior loss: it would be a FedProx term of strength * gamma (`damping_in_prior`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from fl_lightning.curvature import FisherKind, diagonal_fisher
+from fl_lightning.errors import require
+from fl_lightning.method import Cohort, Context, Local, Method, Step
+from fl_lightning.params import Params, average, cast_like, count, flatten, weighted_sum, zeros, zip_map
+from fl_lightning.penalty import Detached, Penalty, Quadratic
+from fl_lightning.posterior import Gaussian, product
+from fl_lightning.task import Weights
+
+
+class State(NamedTuple):
+    """The global posterior N(mu_S, Lambda_S^-1)."""
+
+    params: Params
+    precision: Params
+
+
+class Prior(NamedTuple):
+    """What is sent beside the model: Lambda_S and the round."""
+
+    precision: Params
+    round: int
+
+
+class Report(NamedTuple):
+    """The local posterior N(mu_n, Lambda_n^-1)."""
+
+    params: Params
+    precision: Params
+
+
+@dataclass(frozen=True)
+class Fola(Method):
+    """Bayesian FL: clients send Gaussian posteriors, the server multiplies them and sends the product as prior.
+
+    Attributes:
+        aggregation: How models are combined: product of Gaussians, or plain average (with strength > 0: FedAvg with
+            the prior loss).
+        strength: Weight of the prior loss (lambda); 0 switches it off. Its scale depends on `normalisation`.
+        curvature: Fisher accumulated along the local path (online), or taken once at its end (offline; then without
+            memory of earlier rounds).
+        fisher: Squared gradients of minibatches, or of single samples.
+        damping: Added to every precision where posteriors are multiplied (gamma).
+        damping_mode: Damping relative to the mean precision, or absolute.
+        damping_place: Damping in numerator and denominator of the product, or, as in the published code, in the
+            denominator only.
+        damping_in_prior: Whether the prior loss uses Lambda_S + gamma instead of Lambda_S.
+        normalisation: Online Fisher as the mean over steps, the sum over epochs (published code), or the sum over
+            steps (the paper's algorithm).
+        round_scaling: Lambda_n = F/r + (r-1)/r Lambda_S (paper), or F + Lambda_S with 1/r in the prior loss (code).
+        detached_prior: Emulate the published code, whose prior loss has no gradient.
+    """
+
+    aggregation: Literal["product", "average"] = "product"
+    strength: float = 100.0
+    curvature: Literal["online", "offline"] = "online"
+    fisher: FisherKind = "minibatch"
+    damping: float = 1e-2
+    damping_mode: Literal["relative", "absolute"] = "relative"
+    damping_place: Literal["both", "denominator"] = "both"
+    damping_in_prior: bool = False
+    normalisation: Literal["mean", "sum_epochs", "sum_steps"] = "mean"
+    round_scaling: Literal["paper", "code"] = "paper"
+    detached_prior: bool = False
+
+    def __post_init__(self) -> None:
+        require(0 <= self.strength < float("inf"), f"method.strength must be finite and >= 0, got {self.strength}")
+        require(0 <= self.damping < float("inf"), f"method.damping must be finite and >= 0, got {self.damping}")
+
+    def init(self, params: Params, num_clients: int) -> State:
+        return State(params, zeros(params))
+
+    def broadcast(self, state: State, cohort: Cohort) -> Context:
+        return Context(state.params, Prior(state.precision, cohort.round))
+
+    def penalty(self, context: Context) -> Penalty | None:
+        prior: Prior = context.shared
+        if self.strength == 0 or prior.round == 1:  # Lambda_S is still zero
+            return None
+        strength = self.strength / prior.round if self._accumulates else self.strength
+        gamma = self._gamma(prior.precision) if self.damping_in_prior else 0.0
+        pull = Quadratic(context.start, zip_map(lambda a: (a + gamma) * strength, prior.precision))
+        return Detached(pull) if self.detached_prior else pull
+
+    def trace(self, context: Context) -> Params:
+        return zeros(context.start) if self.observes else {}
+
+    def observe(self, trace: Params, step: Step) -> Params:
+        share = 1.0 if self.normalisation == "sum_steps" else step.fraction
+        if step.squares is not None:
+            return zip_map(lambda t, s: t + s * share, trace, step.squares)
+        if isinstance(share, float):
+            return zip_map(lambda t, g: torch.addcmul(t, g, g, value=share), trace, step.grad)
+        return zip_map(lambda t, g: t + g.square() * share, trace, step.grad)
+
+    def report(self, local: Local, context: Context) -> Report:
+        if self.curvature == "offline":
+            weights = Weights(local.params, local.buffers)
+            batch_size = local.training.batch_size
+            return Report(local.params, diagonal_fisher(local.task, weights, local.data, self.fisher, batch_size))
+        prior: Prior = context.shared
+        scale = 1 / local.num_epochs if self.normalisation == "mean" else 1.0
+        if self._accumulates:
+            precision = zip_map(lambda f, a: f * scale + a, local.trace, prior.precision)
+        else:
+            r = prior.round
+            precision = zip_map(lambda f, a: f * (scale / r) + a * ((r - 1) / r), local.trace, prior.precision)
+        return Report(local.params, precision)
+
+    def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
+        precision = weighted_sum((report.precision for report in reports), cohort.weights)
+        gamma = self._gamma(precision)
+        if self.aggregation == "average" or (len(reports) == 1 and self.damping_place == "both"):
+            params = average(state.params, [report.params for report in reports], cohort.weights)
+        else:
+            experts = [Gaussian(*report) for report in reports]
+            params = product(experts, cohort.weights, gamma if self.damping_place == "both" else 0.0).mean
+            if self.damping_place == "denominator":
+                params = zip_map(lambda m, a: (m * _ratio(a, a + gamma)).to(m.dtype), params, precision)
+        return State(params, cast_like(precision, state.precision))
+
+    def diagnose(
+        self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
+    ) -> dict[str, float | list[float]]:
+        server = flatten(after.precision).double()
+        levels = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
+        quantiles = _quantiles(server, levels)
+        precision = weighted_sum((report.precision for report in reports), cohort.weights)
+        shares = [float(flatten(report.precision).double().sum()) for report in reports]
+        shares = [w * share for w, share in zip(cohort.weights, shares, strict=True)]
+        total = sum(shares)
+        numbers: dict[str, float | list[float]] = {
+            f"precision_{name}": value
+            for name, value in zip(("min", "q25", "median", "q75", "max"), quantiles, strict=True)
+        }
+        numbers["precision_mean"] = float(server.mean())
+        numbers["precision_share"] = [share / total if total > 0 else 0.0 for share in shares]
+        numbers["weight_shift"] = self._weight_shift(reports, precision, cohort.weights)
+        numbers["prior_stability"] = cohort.training.lr * self.strength * quantiles[-1]
+        return numbers
+
+    @property
+    def needs_squares(self) -> bool:
+        return self.fisher == "per_sample" and self.curvature == "online"
+
+    @property
+    def observes(self) -> bool:
+        return self.curvature == "online"
+
+    @property
+    def extra_passes(self) -> int:
+        return 1 if self.curvature == "offline" else 0
+
+    @property
+    def _accumulates(self) -> bool:
+        return self.round_scaling == "code" and self.curvature == "online"
+
+    def _gamma(self, precision: Params) -> float:
+        """The damping in absolute terms."""
+        if self.damping_mode == "absolute":
+            return self.damping
+        total = sum(float(value.double().sum()) for value in precision.values())
+        return self.damping * total / count(precision)
+
+    def _weight_shift(self, reports: Sequence[Report], precision: Params, weights: Sequence[float]) -> float:
+        """Mean over parameters of the l1 distance of the effective weights p_n Lambda_n / sum from p_n.
+
+        It fades like 1/r, since all clients share the term of Lambda_S: most of the product's effect is in the first
+        rounds.
+        """
+        if self.aggregation == "average":
+            return 0.0
+        gamma = self._gamma(precision) if self.damping_place == "both" else 0.0
+        shift = 0.0
+        for report, weight in zip(reports, weights, strict=True):
+            for name, total in precision.items():
+                ratio = _ratio(report.precision[name].double().add(gamma), total + gamma)
+                shift += weight * float(ratio.sub_(1.0).abs_().sum())
+        return shift / count(precision)
+
+
+def _ratio(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """The quotient part / whole, and 1 where both are zero: without any precision a client counts as in an average."""
+    return torch.where(whole > 0, part / whole, 1.0)
+
+
+def _quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:
+    ordered = values.sort().values
+    places = (levels * (len(ordered) - 1)).round().long()
+    result: list[float] = ordered[places].tolist()
+    return result

@@ -1,0 +1,35 @@
+"""SGD as a pure function of one client, in the order of torch.optim.SGD after gradient clipping."""
+
+import torch
+
+from fl_lightning.params import Params, zip_map
+from fl_lightning.training import Training
+
+
+def is_plain(training: Training) -> bool:
+    """Whether an update is theta - lr * gradient and nothing else."""
+    return training.momentum == 0 and training.weight_decay == 0 and training.clip_norm is None
+
+
+def sgd(params: Params, grad: Params, velocity: Params, training: Training) -> tuple[Params, Params]:
+    """One update: clip, add the weight decay, fold into the velocity, step.
+
+    Args:
+        params: theta.
+        grad: Gradient of the whole local loss, penalty included.
+        velocity: Momentum buffer, zeros at first; returned unchanged without momentum.
+        training: Learning rate and options.
+
+    Returns:
+        The new parameters and the new velocity.
+    """
+    if training.clip_norm is not None:
+        norm = torch.stack([g.square().sum() for g in grad.values()]).sum().sqrt()
+        scale = (training.clip_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+        grad = zip_map(lambda g: g * scale, grad)
+    if training.weight_decay:
+        grad = zip_map(lambda g, p: g.add(p, alpha=training.weight_decay), grad, params)
+    if training.momentum:
+        velocity = zip_map(lambda v, g: training.momentum * v + g, velocity, grad)
+        grad = velocity
+    return zip_map(lambda p, g: p.sub(g, alpha=training.lr), params, grad), velocity

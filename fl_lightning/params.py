@@ -1,0 +1,84 @@
+"""Algebra of named parameters.
+
+All sums over clients use one form, one order (increasing client id) and one precision (float64, cast back once).
+That is what makes "equals FedAvg bit for bit" a statement one can test.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Params = dict[str, Tensor]
+
+
+def zip_map(function: Callable[..., Tensor], first: Params, *others: Params) -> Params:
+    """Apply a function name by name.
+
+    >>> zip_map(torch.add, {"w": torch.ones(2)}, {"w": torch.ones(2)})
+    {'w': tensor([2., 2.])}
+    """
+    return {name: function(value, *(other[name] for other in others)) for name, value in first.items()}
+
+
+def zeros(params: Params) -> Params:
+    return zip_map(torch.zeros_like, params)
+
+
+def weighted_sum(items: Iterable[Params], weights: Iterable[float]) -> Params:
+    """sum_n w_n theta_n in float64, in the order given."""
+    total: Params = {}
+    for params, weight in zip(items, weights, strict=True):
+        for name, value in params.items():
+            if name in total:
+                total[name].add_(value, alpha=weight)
+            else:
+                total[name] = value.double().mul(weight)
+    return total
+
+
+def average(start: Params, models: Sequence[Params], weights: Sequence[float], rate: float = 1.0) -> Params:
+    """The mean x + rate * sum_n w_n (y_n - x), the one form in which every method averages models.
+
+    A single model at rate 1 is taken as it is, since x + (y - x) would only add rounding.
+
+    >>> average({"w": torch.zeros(1)}, [{"w": torch.ones(1)}, {"w": 3 * torch.ones(1)}], [0.5, 0.5])
+    {'w': tensor([2.])}
+    """
+    if len(models) == 1 and rate == 1.0:
+        return dict(models[0])
+    result = {}
+    for name, origin in start.items():
+        total = torch.zeros_like(origin, dtype=torch.float64)
+        base = origin.double()
+        for model, weight in zip(models, weights, strict=True):
+            total.add_(model[name].double() - base, alpha=weight)
+        result[name] = base.add(total, alpha=rate).to(origin.dtype)
+    return result
+
+
+def cast_like(params: Params, like: Params) -> Params:
+    return zip_map(lambda value, target: value.to(target.dtype), params, like)
+
+
+def flatten(params: Params) -> Tensor:
+    """All numbers as one vector, in the order of the names."""
+    return torch.cat([value.reshape(-1) for value in params.values()])
+
+
+def count(tree: Any) -> int:
+    """How many numbers the tensors of a tree hold; plain Python numbers are not counted."""
+    return sum(leaf.numel() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def row(tree: Any, index: int) -> Any:
+    """Row `index` of every tensor of a stacked tree, as views."""
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf[index], tree)
+
+
+def all_finite(params: Params) -> bool:
+    # The sum is not finite if any entry is not, and a sum is one cheap pass. It can also overflow without any
+    # entry doing so; only then is the slower, exact question asked.
+    return all(bool(v.sum().isfinite()) or bool(v.isfinite().all()) for v in params.values())

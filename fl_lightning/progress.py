@@ -1,0 +1,39 @@
+"""One progress bar with round, GA, LA and the time that is left."""
+
+import sys
+
+from tqdm import tqdm
+
+from fl_lightning.probes import Measurement
+
+
+class Progress:
+    """A bar on the error stream; silent if asked to be."""
+
+    def __init__(self, rounds: int, label: str, quiet: bool = False) -> None:
+        # A terminal sees the bar move; a log file gets a line every ten seconds.
+        interval = 0.1 if sys.stderr.isatty() else 10
+        self._bar = tqdm(
+            total=rounds, desc=label, unit="round", disable=quiet, mininterval=interval, dynamic_ncols=True
+        )
+        self._warned = False
+
+    def show(self, round: int, measurement: Measurement) -> None:
+        """Advance to this round."""
+        metrics = measurement.metrics
+        self._bar.set_postfix_str(f"GA {metrics['GA']:.1%}, LA {metrics['LA']:.1%}", refresh=False)
+        self._bar.update(round - self._bar.n)
+        stability = metrics.get("prior_stability", 0.0)
+        if stability > 1 and not self._warned and not self._bar.disable:
+            self._warned = True
+            self._bar.write(
+                f"warning: lr * strength * (largest precision) is {stability:.2g} after round {round}; above 1 the "
+                "prior's step overshoots, above 2 it diverges: lower training.lr or method.strength",
+                file=sys.stderr,
+            )
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()

@@ -1,0 +1,107 @@
+"""A model and its likelihood as pure functions of named parameters."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fl_lightning.errors import require
+from fl_lightning.params import Params
+
+# Forward passes over the test set in blocks of this many samples: larger ones leave the cache and are slower.
+EVALUATION_BATCH = 1000
+
+
+class Weights(NamedTuple):
+    """A whole model: trainable parameters, and buffers such as BatchNorm's statistics, which no method touches."""
+
+    params: Params
+    buffers: Params
+
+
+class Task:
+    """A classification model with the cross-entropy likelihood.
+
+    The given module is a workbench: engines load weights into it. Its initial weights are kept as `initial`.
+
+    Args:
+        model: Any module that maps a batch of inputs to logits.
+        likelihood: Negative log-likelihood of labels given logits, with a `reduction` argument as in torch.
+    """
+
+    def __init__(self, model: nn.Module, likelihood: Callable[..., Tensor] = nn.functional.cross_entropy) -> None:
+        self.model = model
+        self.likelihood = likelihood
+        self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
+        self.initial = self.weights()
+
+    @property
+    def num_params(self) -> int:
+        """d, the number of trainable parameters."""
+        return sum(value.numel() for value in self.initial.params.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.initial.params.values())).dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.initial.params.values())).device
+
+    def weights(self) -> Weights:
+        """A copy of the weights that the workbench holds now."""
+        params = {name: p.detach().clone() for name, p in self.model.named_parameters() if p.requires_grad}
+        return Weights(params, {name: b.detach().clone() for name, b in self.model.named_buffers()})
+
+    def load(self, weights: Weights) -> None:
+        """Put weights onto the workbench."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                if name in weights.params:
+                    parameter.copy_(weights.params[name])
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(weights.buffers[name])
+
+    def logits(self, weights: Weights, x: Tensor) -> Tensor:
+        """The model's output; in the mode (training or evaluation) that the workbench is in."""
+        output: Tensor = functional_call(self.model, {**weights.params, **weights.buffers}, (x,))
+        return output
+
+    def loss(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
+        """Mean negative log-likelihood of a batch."""
+        return self.likelihood(self.logits(weights, x), y)
+
+    def masked_loss(self, weights: Weights, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """Mean over the samples that the mask (1 or 0) keeps; padded batches need it."""
+        losses = self.likelihood(self.logits(weights, x), y, reduction="none")
+        return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+    def squared_gradients(self, weights: Weights, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Params:
+        """Mean over the batch of the squared per-sample gradients, (1/b) sum_i (grad log p(y_i | x_i, theta))^2."""
+        require(
+            not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.model.modules()),
+            "per-sample gradients do not exist in a network with BatchNorm, whose samples depend on each other; "
+            "use --method.fisher minibatch or a model without BatchNorm",
+        )
+
+        def sample_loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
+            return self.loss(Weights(params, weights.buffers), x.unsqueeze(0), y.unsqueeze(0))
+
+        grads = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")(weights.params, x, y)
+        share = torch.full_like(y, 1, dtype=self.dtype) if mask is None else mask
+        share = share / share.sum().clamp(min=1)
+        return {name: torch.tensordot(share, g.square(), dims=1) for name, g in grads.items()}
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode without gradients, for this block."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.model.train(was_training)

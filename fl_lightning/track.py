@@ -1,0 +1,142 @@
+"""The only writer to MLflow.
+
+Writes are replayable: the timestamp of a metric is the run's start plus the round, so writing a round again changes
+nothing, and a run that was killed is continued, never doubled.
+"""
+
+import json
+import os
+import sqlite3
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.errors import UserError
+
+EXPERIMENT = "fl_lightning"
+ATTEMPT_TAG = "fl_lightning.attempt"
+# MLflow's limits for one request.
+PARAMS_PER_BATCH, METRICS_PER_BATCH = 100, 1000
+
+
+def store_uri(out: Path) -> str:
+    """Where runs are tracked: MLFLOW_TRACKING_URI if set, else a database in the folder of all runs."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(out / 'mlflow.db').resolve()}"
+
+
+class Tracker:
+    """One MLflow run.
+
+    Args:
+        out: The folder of all runs.
+        attempt: A key of this run that is stable over resumes; the run is found again by it.
+        name: Shown in the UI.
+        params: Flat dotted settings.
+        tags: To filter by.
+    """
+
+    def __init__(self, out: Path, attempt: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        self.uri = store_uri(out)
+        _check_reachable(self.uri)
+        with _explained(self.uri):
+            from mlflow import MlflowClient  # seconds to import: only who tracks waits for it
+            from mlflow.entities import Metric, Param, RunTag
+
+            self._metric = Metric
+            self._client = MlflowClient(tracking_uri=self.uri)
+            _prepare_store(self.uri)
+            experiment = self._experiment(out)
+            run = self._find(experiment, attempt)
+            if run is None:
+                run = self._client.create_run(experiment, run_name=name, tags={**tags, ATTEMPT_TAG: attempt})
+            self.run_id: str = run.info.run_id
+            self._start: int = run.info.start_time
+            self._client.update_run(self.run_id, status="RUNNING")
+            items = [
+                Param(key, json.dumps(value) if not isinstance(value, str) else value) for key, value in params.items()
+            ]
+            for batch in _batches(items, PARAMS_PER_BATCH):
+                self._client.log_batch(self.run_id, params=batch, tags=[RunTag(k, v) for k, v in tags.items()])
+
+    def log_rounds(self, rounds: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        """Write the metrics of some rounds in one batch; repeating a round is harmless."""
+        metrics = [
+            self._metric(name, value, self._start + number, number)
+            for number, values in rounds
+            for name, value in values.items()
+        ]
+        with _explained(self.uri):
+            for batch in _batches(metrics, METRICS_PER_BATCH):
+                self._client.log_batch(self.run_id, metrics=batch)
+
+    def tag(self, name: str, value: str) -> None:
+        with _explained(self.uri):
+            self._client.set_tag(self.run_id, name, value)
+
+    def artifacts(self, paths: Iterable[Path]) -> None:
+        """Store files with the run."""
+        with _explained(self.uri):
+            for path in paths:
+                self._client.log_artifact(self.run_id, str(path))
+
+    def finish(self, status: str) -> None:
+        """End the run: FINISHED, FAILED or KILLED."""
+        with _explained(self.uri):
+            self._client.set_terminated(self.run_id, status)
+
+    def _experiment(self, out: Path) -> str:
+        found = self._client.get_experiment_by_name(EXPERIMENT)
+        if found is not None:
+            return str(found.experiment_id)
+        local = self.uri.startswith("sqlite:")
+        location = (out / "artifacts").resolve().as_uri() if local else None
+        return str(self._client.create_experiment(EXPERIMENT, artifact_location=location))
+
+    def _find(self, experiment: str, attempt: str) -> Any:
+        runs = self._client.search_runs([experiment], f"tags.`{ATTEMPT_TAG}` = '{attempt}'", max_results=1)
+        return runs[0] if runs else None
+
+
+def _prepare_store(uri: str) -> None:
+    # Write-ahead logging halves the cost of a batch and lets the UI read while a run writes.
+    if uri.startswith("sqlite:///"):
+        with sqlite3.connect(uri.removeprefix("sqlite:///")) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+
+
+def _check_reachable(uri: str) -> None:
+    """MLflow itself would retry an unreachable server for minutes."""
+    if not uri.startswith(("http://", "https://")):
+        return
+    try:
+        with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5):
+            pass
+    except urllib.error.HTTPError:
+        pass  # something answers there; a proxy may not know /health
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"no MLflow server answers at {uri} ({error}); start it, correct MLFLOW_TRACKING_URI, or unset it to "
+            "track in the runs folder"
+        ) from None
+
+
+@contextmanager
+def _explained(uri: str) -> Iterator[None]:
+    """MLflow's failures as one line."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except (MlflowException, OSError, sqlite3.Error) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"cannot write to the MLflow store {uri}: {reason}; finished rounds are saved, the same command resumes"
+        ) from error
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for first in range(0, max(len(items), 1), size):
+        yield items[first : first + size]
