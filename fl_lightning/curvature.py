@@ -1,10 +1,13 @@
-"""Curvature of a client's likelihood at a fixed model."""
+"""Curvature and slope of a client's likelihood at a fixed model."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from fl_lightning.data.plan import ClientData
+from fl_lightning.data.plan import BLOCK, ClientData
 from fl_lightning.params import Params, zeros, zip_map
 from fl_lightning.task import Task, Weights
 
@@ -23,15 +26,41 @@ def diagonal_fisher(task: Task, weights: Weights, data: ClientData, kind: Fisher
         kind: Which estimator.
         batch_size: Samples per minibatch, null for all at once; the per-sample estimator does not depend on it.
     """
+    total = zeros(weights.params)
+    with _evaluation_mode(task):
+        for x, y in data.blocks(BLOCK if kind == "per_sample" else batch_size or len(data)):
+            if kind == "per_sample":
+                squares = task.squared_gradients(weights, x, y)
+            else:
+                squares = zip_map(torch.square, _gradient(task, weights, x, y))
+            _accumulate(total, squares, len(y) / len(data))
+    return total
+
+
+def mean_gradient(task: Task, weights: Weights, data: ClientData) -> Params:
+    """Gradient of the mean loss over all the client's data at one model, in evaluation mode, block by block."""
+    total = zeros(weights.params)
+    with _evaluation_mode(task):
+        for x, y in data.blocks():
+            _accumulate(total, _gradient(task, weights, x, y), len(y) / len(data))
+    return total
+
+
+def _gradient(task: Task, weights: Weights, x: Tensor, y: Tensor) -> Params:
+    gradient: Params = torch.func.grad(lambda params: task.loss(Weights(params, weights.buffers), x, y))(weights.params)
+    return gradient
+
+
+def _accumulate(total: Params, values: Params, share: float) -> None:
+    for name, value in values.items():
+        total[name].add_(value, alpha=share)
+
+
+@contextmanager
+def _evaluation_mode(task: Task) -> Iterator[None]:
     was_training = task.model.training
     task.model.eval()
-    total = zeros(weights.params)
-    for x, y in data.blocks(batch_size or len(data)):
-        if kind == "per_sample":
-            squares = task.squared_gradients(weights, x, y)
-        else:
-            gradient = torch.func.grad(lambda p: task.loss(Weights(p, weights.buffers), x, y))(weights.params)  # noqa: B023
-            squares = zip_map(torch.square, gradient)
-        total = zip_map(lambda t, s: t.add(s, alpha=len(y) / len(data)), total, squares)  # noqa: B023
-    task.model.train(was_training)
-    return total
+    try:
+        yield
+    finally:
+        task.model.train(was_training)

@@ -39,7 +39,8 @@ def run_or_skip(case, method, engine=None, **changes):
     try:
         return case.run(method, engine, **changes)
     except UserError as refusal:
-        assert "\n" not in str(refusal)
+        if "\n" in str(refusal):
+            raise
         pytest.skip(f"refused: {refusal}")
 
 
@@ -64,7 +65,7 @@ def test_no_hook_changes_its_inputs(name):
     record = run_or_skip(case, method)[-1]
     kept = deepcopy((record.before, record.reports, [result.local.params for result in record.clients]))
     context = method.broadcast(record.before.state, record.cohort)
-    for position, result in enumerate(record.clients):
+    for position in range(len(record.clients)):
         method.penalty(context.of_member(position))
     after = method.aggregate(record.before.state, record.cohort, record.reports)
     method.diagnose(record.before.state, record.cohort, record.reports, after)
