@@ -1,4 +1,4 @@
-"""The command line: fl-lightning run | list | ui | demo."""
+"""The command line: fl-lightning run | compare | list | ui | demo."""
 
 import importlib
 import sys
@@ -8,6 +8,7 @@ from fl_lightning.errors import UserError, unknown
 
 COMMANDS = {
     "run": "Run one experiment, or resume it.",
+    "compare": "Run several methods on the same problem, side by side.",
     "list": "Show the methods, models, datasets or engines there are.",
     "ui": "Open the MLflow UI on the runs.",
     "demo": "FOLA against FedAvg on embedded data, in a minute.",
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     """The help of the program itself."""
-    lines = [f"  {name:<6} {text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:<8} {text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
             "Federated learning on heterogeneous data: FOLA and its rivals.",

@@ -4,18 +4,17 @@ import json
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import filelock
-import pandas as pd
 import torch
 from torch import Tensor
 
-from fl_lightning import checkpoint, pictures, probes
+from fl_lightning import checkpoint, probes
 from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.partition import class_counts, content_hash, held_out, partition
@@ -113,6 +112,8 @@ def run(config: RunConfig, out: Path | str = "runs", fresh: bool = False, watch:
 
 
 def _run(config: RunConfig, out: Path, folder: Path, watch: Watch) -> Result:
+    from fl_lightning import files  # pandas and matplotlib: only who runs waits for them
+
     problem = build(config)
     task = problem.task
     start = Snapshot(0, config.method.init(task.initial.params, len(problem.clients)), task.initial.buffers)
@@ -146,7 +147,8 @@ def _run(config: RunConfig, out: Path, folder: Path, watch: Watch) -> Result:
             status, message = "diverged", str(divergence)
             tracker.tag("diverged", f"round {divergence.round}, client {divergence.client}")
         result = Result(status, message, tracker.run_id, folder, history)
-        tracker.artifacts(_write_files(config, problem, result))
+        counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
+        tracker.artifacts(files.write(config, counts, history, folder))
         tracker.tag("status", status)
         tracker.finish("FINISHED")
         _write_result(result)
@@ -171,33 +173,6 @@ def _open_tracker(config: RunConfig, out: Path, folder: Path, problem: Problem) 
         tags["mlflow.source.git.commit"] = commit
     name = f"{names['method']} {names['data']} alpha={config.split.alpha:g} seed={config.seed}"
     return Tracker(out, _attempt(folder), name, flat, tags)
-
-
-def _write_files(config: RunConfig, problem: Problem, result: Result) -> list[Path]:
-    """Configuration, curves and pictures: everything needed to repeat the run and to look at it."""
-    folder, title = result.folder, f"{config.names['method']} on {config.names['data']}"
-    checkpoint.write_atomically(folder / "config.yaml", config.yaml().encode())
-    files = [folder / "config.yaml"]
-    for name, table in (("rounds", rounds_table(result.history)), ("clients", clients_table(result.history))):
-        table.to_parquet(folder / f"{name}.parquet", index=False)
-        files.append(folder / f"{name}.parquet")
-    counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
-    files.append(pictures.save(pictures.partition(counts, f"{title}: samples"), folder / "partition.png"))
-    if result.history:
-        curves = {config.names["method"]: [m.metrics for m in result.history]}
-        files.append(pictures.save(pictures.learning_curves(curves, title), folder / "curves.png"))
-    return files
-
-
-def rounds_table(history: Sequence[Measurement]) -> pd.DataFrame:
-    """One row per round."""
-    return pd.DataFrame([{"round": i, **m.metrics} for i, m in enumerate(history, start=1)])
-
-
-def clients_table(history: Sequence[Measurement]) -> pd.DataFrame:
-    """One row per round and member of its cohort."""
-    tables = [pd.DataFrame({"round": i, **m.clients}) for i, m in enumerate(history, start=1)]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 @contextmanager

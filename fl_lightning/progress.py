@@ -32,8 +32,12 @@ class Progress:
                 file=sys.stderr,
             )
 
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()
+
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._bar.close()
+        self.close()

@@ -5,6 +5,7 @@ nothing, and a run that was killed is continued, never doubled.
 """
 
 import json
+import logging
 import os
 import sqlite3
 import urllib.error
@@ -42,6 +43,7 @@ class Tracker:
         self.uri = store_uri(out)
         _check_reachable(self.uri)
         with _explained(self.uri):
+            logging.getLogger("mlflow").setLevel(logging.WARNING)  # or it tells of every table it creates
             from mlflow import MlflowClient  # seconds to import: only who tracks waits for it
             from mlflow.entities import Metric, Param, RunTag
 

@@ -1,0 +1,50 @@
+"""What a finished run leaves in its folder: configuration, tables, pictures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from torch import Tensor
+
+from fl_lightning import pictures
+from fl_lightning.checkpoint import write_atomically
+from fl_lightning.config import RunConfig
+from fl_lightning.probes import Measurement
+
+
+def write(config: RunConfig, counts: Tensor, history: Sequence[Measurement], folder: Path) -> list[Path]:
+    """Write everything that is needed to repeat a run and to look at it.
+
+    Args:
+        config: The run's settings.
+        counts: Samples per client and class.
+        history: What was measured.
+        folder: Of the run.
+
+    Returns:
+        The files.
+    """
+    title = f"{config.names['method']} on {config.names['data']}"
+    files = [folder / "config.yaml"]
+    write_atomically(files[0], config.yaml().encode())
+    for name, table in (("rounds", rounds_table(history)), ("clients", clients_table(history))):
+        files.append(folder / f"{name}.parquet")
+        table.to_parquet(files[-1], index=False)
+    files.append(
+        pictures.save(pictures.partition(counts, f"{title}: samples per client and class"), folder / "partition.png")
+    )
+    if history:
+        curves = {config.names["method"]: [measurement.metrics for measurement in history]}
+        files.append(pictures.save(pictures.learning_curves(curves, title), folder / "curves.png"))
+    return files
+
+
+def rounds_table(history: Sequence[Measurement]) -> pd.DataFrame:
+    """One row per round."""
+    return pd.DataFrame([{"round": i, **m.metrics} for i, m in enumerate(history, start=1)])
+
+
+def clients_table(history: Sequence[Measurement]) -> pd.DataFrame:
+    """One row per round and member of its cohort."""
+    tables = [pd.DataFrame({"round": i, **m.clients}) for i, m in enumerate(history, start=1)]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
