@@ -2,5 +2,46 @@
 
 from fl_lightning import compatibility
 
+# Before anything else imports Lightning, torchvision or MLflow.
 compatibility.silence_telemetry()
 compatibility.declare_torchvision_operators()
+
+from fl_lightning.config import RunConfig, configure  # noqa: E402
+from fl_lightning.data.dataset import Dataset, Source  # noqa: E402
+from fl_lightning.data.partition import Split, partition  # noqa: E402
+from fl_lightning.discovery import discover, find  # noqa: E402
+from fl_lightning.engines.functional import Functional  # noqa: E402
+from fl_lightning.engines.lightning import Lightning  # noqa: E402
+from fl_lightning.errors import Diverged, UserError  # noqa: E402
+from fl_lightning.experiment import Result, run  # noqa: E402
+from fl_lightning.federate import Federation, RoundRecord, federate  # noqa: E402
+from fl_lightning.method import Method  # noqa: E402
+from fl_lightning.probes import measure, score  # noqa: E402
+from fl_lightning.task import Task, Weights  # noqa: E402
+from fl_lightning.training import Training  # noqa: E402
+
+__all__ = [
+    "Dataset",
+    "Diverged",
+    "Federation",
+    "Functional",
+    "Lightning",
+    "Method",
+    "Result",
+    "RoundRecord",
+    "RunConfig",
+    "Source",
+    "Split",
+    "Task",
+    "Training",
+    "UserError",
+    "Weights",
+    "configure",
+    "discover",
+    "federate",
+    "find",
+    "measure",
+    "partition",
+    "run",
+    "score",
+]

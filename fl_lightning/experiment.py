@@ -119,6 +119,18 @@ def _run(config: RunConfig, out: Path, folder: Path, watch: Watch) -> Result:
     start = Snapshot(0, config.method.init(task.initial.params, len(problem.clients)), task.initial.buffers)
     saved = checkpoint.read(folder, config.identity, start)
     history = list(saved.history) if saved else []
+    records = federate(  # refuses impossible settings before anything is written
+        config.method,
+        task,
+        problem.dataset,
+        problem.clients,
+        config.training,
+        config.federation,
+        config.engine,
+        config.seed,
+        problem.holdout,
+        saved.snapshot if saved else None,
+    )
     tracker = _open_tracker(config, out, folder, problem)
     try:
         tracker.log_rounds((i, m.metrics) for i, m in enumerate(history, start=1))  # what a killed process left unsent
@@ -126,18 +138,7 @@ def _run(config: RunConfig, out: Path, folder: Path, watch: Watch) -> Result:
             watch(number, measurement)
         status, message = "finished", ""
         try:
-            for record in federate(
-                config.method,
-                task,
-                problem.dataset,
-                problem.clients,
-                config.training,
-                config.federation,
-                config.engine,
-                config.seed,
-                problem.holdout,
-                saved.snapshot if saved else None,
-            ):
+            for record in records:
                 history.append(probes.measure(config.method, task, problem.dataset, record))
                 # First the checkpoint, then MLflow: a round that is lost between the two is sent again on resume.
                 checkpoint.write(folder, config.identity, record.after, history)

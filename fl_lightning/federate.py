@@ -126,7 +126,7 @@ def federate(
     holdout: Tensor | None = None,
     resume: Snapshot | None = None,
 ) -> Iterator[RoundRecord]:
-    """Run the rounds of a method.
+    """The rounds of a method: settings are checked now, each round is computed when it is asked for.
 
     Args:
         method: What is sent, learnt and aggregated.
@@ -140,11 +140,11 @@ def federate(
         holdout: Indices of training samples that belong to no client, for methods whose server has data.
         resume: Go on after this round instead of starting anew.
 
-    Yields:
-        One record per round.
+    Returns:
+        An iterator over one record per round. It raises `Diverged` when a model is no longer finite.
 
     Raises:
-        Diverged: When a model is no longer finite. Earlier rounds have been yielded.
+        UserError: If the settings do not go together.
     """
     dataset, device = dataset.to(task.device), task.device
     spare = torch.empty(0, dtype=torch.long) if holdout is None else holdout
@@ -159,15 +159,19 @@ def federate(
     method.check(training, server)
     indices = method.local_data(clients, spare, seed)
     data = [ClientData(n, dataset, places.to(device), task.dtype) for n, places in enumerate(indices)]
-    now = resume
-    if now is None:
-        state = method.prepare(method.init(task.initial.params, len(clients)), server)
-        now = Snapshot(0, state, task.initial.buffers)
-    for number in range(now.round + 1, federation.rounds + 1):
-        cohort = draw_cohort(method, server, with_round_lr(training, number), federation, number)
-        record = run_round(method, task, data, engine, cohort, now)
-        yield record
-        now = record.after
+
+    def rounds() -> Iterator[RoundRecord]:
+        now = resume
+        if now is None:
+            state = method.prepare(method.init(task.initial.params, len(clients)), server)
+            now = Snapshot(0, state, task.initial.buffers)
+        for number in range(now.round + 1, federation.rounds + 1):
+            cohort = draw_cohort(method, server, with_round_lr(training, number), federation, number)
+            record = run_round(method, task, data, engine, cohort, now)
+            yield record
+            now = record.after
+
+    return rounds()
 
 
 def run_round(

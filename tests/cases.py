@@ -10,11 +10,14 @@ from torch import Tensor, nn
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.engine import Engine
 from fl_lightning.engines.functional import Functional
+from fl_lightning.engines.lightning import Lightning
 from fl_lightning.federate import Federation, RoundRecord, federate
 from fl_lightning.method import Method
 from fl_lightning.params import Params, flatten
 from fl_lightning.task import Task
 from fl_lightning.training import Training
+
+ENGINES = {"loop": Functional(chunk=1), "vmap": Functional(chunk=4), "lightning": Lightning()}
 
 
 class Case(NamedTuple):

@@ -1,0 +1,76 @@
+"""Works 1 to 3: bare loop, functional engine and Lightning engine, for FedAvg and FOLA."""
+
+from collections.abc import Iterator
+from statistics import median
+
+from torch import Tensor
+
+from benchmarks import bare
+from benchmarks.contest import Seconds, interleave, paired_ratio
+from benchmarks.table import Row
+from benchmarks.works import Work
+from fl_lightning.engines.engine import Engine
+from fl_lightning.engines.functional import Functional
+from fl_lightning.engines.lightning import Lightning
+from fl_lightning.method import Method
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fola import Fola
+
+# In float64. In float32 a rounding can flip a ReLU or a maximum of a pooling, and the paths then part for good.
+TOLERANCE = 1e-10
+PRIOR = Fola()
+
+
+def measure_speed(work: Work) -> list[Row]:
+    """Time all contestants, after checking that they do the same work."""
+    error = largest_difference(work.in_double(samples=100))
+    if not error < TOLERANCE:
+        raise AssertionError(f"{work.name}: bare loop and engines end {error:.1e} apart, so it is not the same work")
+    seconds = interleave(contestants(work), work.rounds)
+    rows = []
+    for method in ("fedavg", "fola"):
+        base = f"{method} bare"
+        for engine, aim in (("functional", work.aims.functional), ("lightning", work.aims.lightning)):
+            name = f"{method} {engine}"
+            note = f"{milliseconds(seconds, name)} against {milliseconds(seconds, base)} ms a round"
+            rows.append(Row(work.name, f"{name} / bare", paired_ratio(seconds, name, base), "x", aim, note))
+    for engine, aim in (("bare", None), ("functional", 1.10), ("lightning", None)):
+        ratio = paired_ratio(seconds, f"fola {engine}", f"fedavg {engine}")
+        rows.append(Row(work.name, f"{engine}: fola / fedavg", ratio, "x", aim))
+    rows.append(Row(work.name, "largest difference of models, float64", error, "e", TOLERANCE, "after round 2"))
+    return rows
+
+
+def contestants(work: Work) -> dict[str, Iterator[list[Tensor]]]:
+    """Who is compared: each yields the server's model after every round."""
+    return {
+        "fedavg bare": bare.fedavg(work),
+        "fedavg functional": models(work, FedAvg(), Functional()),
+        "fedavg lightning": models(work, FedAvg(), Lightning()),
+        "fola bare": bare.fola(work, PRIOR.strength, PRIOR.damping),
+        "fola functional": models(work, PRIOR, Functional()),
+        "fola lightning": models(work, PRIOR, Lightning()),
+    }
+
+
+def largest_difference(work: Work) -> float:
+    """Between the bare loop and the engines after round 2, relative to the size of a tensor."""
+    finals = {name: [next(rounds) for _ in range(2)][-1] for name, rounds in contestants(work).items()}
+    return max(
+        float((value - reference).norm() / reference.norm())
+        for name, model in finals.items()
+        for value, reference in zip(model, finals[f"{name.split()[0]} bare"], strict=True)
+    )
+
+
+def models(work: Work, method: Method, engine: Engine) -> Iterator[list[Tensor]]:
+    """The server's model after every round."""
+    for record in work.run(method, engine):
+        server = list(record.after.state.params.values())
+        del record
+        yield server
+
+
+def milliseconds(seconds: Seconds, name: str) -> str:
+    value = 1e3 * median(seconds[name])
+    return f"{value:.0f}" if value > 100 else f"{value:.1f}"

@@ -1,0 +1,186 @@
+"""FedCurv: every client is pulled towards the other clients' last models, where their data need it.
+
+    J_n(theta) = L_n(theta) + strength * sum_{j != n} (theta - theta_j)^T diag(u_j) (theta - theta_j)
+               = L_n(theta) + strength * [<U - u_n, theta^2> - 2 <V - v_n, theta>] + constant
+    u_n        = diagonal empirical Fisher of L_n at theta_n        v_n = u_n theta_n
+    U          = sum_j u_j        V = sum_j v_j        theta_S <- sum_n p_n theta_n
+
+The sums run over the clients of the previous round and are not divided by their number, so a good strength shrinks as
+clients are added.
+
+Shoham, Avidov, Keren, Israel, Benditkis, Mor-Yosef, Zeitak: Overcoming Forgetting in Federated Learning on Non-IID
+Data, NeurIPS Workshop on Federated Learning for Data Privacy and Confidentiality, 2019.
+
+The authors published no code. Where others' code differs from the paper, we follow the paper:
+- the Fisher is summed over all samples; OpenFL's code overwrites it, so that only the last minibatch counts;
+- the pull is towards the other clients' models and has a gradient; the script in FOLA's repository pulls towards the
+  server's model with a penalty built from detached tensors, which therefore does nothing;
+- clients send theta_n and u_n, and the server forms v_n: the paper sends v_n too, which nobody needs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.curvature import FisherKind, diagonal_fisher
+from fl_lightning.errors import require
+from fl_lightning.method import Cohort, Context, Local, Method, Server
+from fl_lightning.params import Params, average, cast_like, flatten, row, weighted_sum, zip_map
+from fl_lightning.penalty import Penalty
+from fl_lightning.task import Weights
+from fl_lightning.training import Training
+
+
+class State(NamedTuple):
+    """The server's model theta_S and, one row for each client, u_n and v_n; zeros for a client that does not count."""
+
+    params: Params
+    fisher: Params
+    moment: Params
+
+
+class Shared(NamedTuple):
+    """What is sent beside the model: U, V and the round."""
+
+    fisher: Params
+    moment: Params
+    round: int
+
+
+class Own(NamedTuple):
+    """What the client remembers: its own u_n and v_n inside the sums."""
+
+    fisher: Params
+    moment: Params
+
+
+class Report(NamedTuple):
+    """The client's model theta_n and Fisher u_n."""
+
+    params: Params
+    fisher: Params
+
+
+@dataclass(frozen=True)
+class Pull(Penalty):
+    """P(theta) = strength * [<U', theta^2> - 2 <V', theta>]: many quadratics at once, up to a constant.
+
+    Not a `Quadratic`, whose centre V' / U' does not exist where nobody has any curvature.
+
+    Attributes:
+        fisher: U' = U - u_n.
+        moment: V' = V - v_n.
+        strength: Its weight.
+    """
+
+    fisher: Params
+    moment: Params
+    strength: float
+
+    def value(self, params: Params) -> Tensor:
+        terms = zip_map(lambda u, v, p: (p * (u * p - 2 * v)).sum(), self.fisher, self.moment, params)
+        return self.strength * torch.stack(list(terms.values())).sum()
+
+    def grad(self, params: Params) -> Params:
+        return zip_map(lambda u, v, p: (u * p - v) * (2 * self.strength), self.fisher, self.moment, params)
+
+    def descent(self, lr: float) -> Callable[[Params], None]:
+        # The factors are constant in a round: two passes over memory per step instead of four.
+        factor = 2 * lr * self.strength
+        stiffness = zip_map(lambda u: u * factor, self.fisher)
+        offset = zip_map(lambda v: v * -factor, self.moment)
+
+        def descend(params: Params) -> None:
+            for name, value in params.items():
+                value.sub_(torch.addcmul(offset[name], stiffness[name], value))
+
+        return descend
+
+
+@dataclass(frozen=True)
+class FedCurv(Method):
+    """Average of models, each trained with a pull towards the others' weighted by their diagonal Fisher.
+
+    Attributes:
+        strength: Weight of the pull towards the other clients (lambda); 0 switches it off. The penalty is a sum over
+            clients, so retune it when their number changes.
+        fisher: Squared gradients of single samples, as in the paper, or of minibatches, which are about B times
+            smaller.
+        memory: Whose models pull: those of the clients of the last round, as in the paper, or the latest ones of all
+            clients that ever took part.
+    """
+
+    strength: float = 1.0
+    fisher: FisherKind = "per_sample"
+    memory: Literal["last_round", "all"] = "last_round"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.strength < float("inf"), f"method.strength must be finite and >= 0, got {self.strength}")
+
+    def check(self, training: Training, server: Server) -> None:
+        modules = server.task.model.modules()
+        require(
+            self.fisher == "minibatch" or not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+            "method.fisher per_sample needs a model whose samples do not depend on each other, got one with BatchNorm; "
+            "use --method.fisher minibatch or another model",
+        )
+
+    def init(self, params: Params, num_clients: int) -> State:
+        rows = zip_map(lambda value: value.new_zeros(num_clients, *value.shape), params)
+        return State(params, rows, zip_map(torch.zeros_like, rows))
+
+    def broadcast(self, state: State, cohort: Cohort) -> Context:
+        own = Own(*(zip_map(lambda rows: rows[list(cohort.members)], tree) for tree in (state.fisher, state.moment)))
+        return Context(state.params, Shared(_total(state.fisher), _total(state.moment), cohort.round), own)
+
+    def penalty(self, context: Context) -> Penalty | None:
+        shared: Shared = context.shared
+        if self.strength == 0 or shared.round == 1:  # nobody has sent anything yet
+            return None
+        others = zip_map(torch.sub, shared.fisher, context.own.fisher)
+        return Pull(others, zip_map(torch.sub, shared.moment, context.own.moment), self.strength)
+
+    def report(self, local: Local, context: Context) -> Report:
+        weights, batch_size = Weights(local.params, local.buffers), local.training.batch_size
+        return Report(local.params, diagonal_fisher(local.task, weights, local.data, self.fisher, batch_size))
+
+    def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
+        params = average(state.params, [report.params for report in reports], cohort.weights)
+        moments = [zip_map(torch.mul, report.fisher, report.params) for report in reports]
+        return State(
+            params,
+            self._remember(state.fisher, cohort, [report.fisher for report in reports]),
+            self._remember(state.moment, cohort, moments),
+        )
+
+    def diagnose(
+        self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
+    ) -> dict[str, float | list[float]]:
+        # The next cohort is not known yet: the worst client with data. SGD on the penalty overshoots above 1.
+        total = _total(after.fisher)
+        able = [n for n, size in enumerate(cohort.server.sizes) if size > 0]
+        largest = max(float(flatten(zip_map(torch.sub, total, row(after.fisher, n))).max()) for n in able)
+        return {"prior_stability": 2 * cohort.training.lr * self.strength * largest}
+
+    @property
+    def extra_passes(self) -> int:
+        return 1
+
+    def _remember(self, rows: Params, cohort: Cohort, sent: Sequence[Params]) -> Params:
+        """The rows of all clients after a round: what was sent, and with memory of all what had been sent before."""
+        # With memory of the last round a client that did not take part gets a row of zeros: it is neither part of the
+        # sums nor subtracted from them.
+        kept = zip_map(torch.clone if self.memory == "all" else torch.zeros_like, rows)
+        for n, values in zip(cohort.members, sent, strict=True):
+            for name, value in values.items():
+                kept[name][n] = value
+        return kept
+
+
+def _total(rows: Params) -> Params:
+    """Sum over all clients, rounded once: a single client's sum is its row bit for bit."""
+    clients = range(len(next(iter(rows.values()))))
+    return cast_like(weighted_sum((row(rows, n) for n in clients), (1.0 for _ in clients)), rows)

@@ -1,0 +1,65 @@
+"""FedSGD: clients send the gradient at the server's model, the server takes the step.
+
+    g_n = grad L_n(theta_S), over all data of client n        theta_S <- theta_S - lr sum_n p_n g_n
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
+Data, AISTATS 2017.
+
+Up to rounding this is FedAvg with one epoch of one full batch, whatever training.epochs and training.batch_size say.
+- training.clip_norm and training.weight_decay hold for every method or for none: g_n is clipped and decayed by the
+  client before it is sent, as FedAvg's only step would be.
+- A momentum that starts fresh in every round does nothing in a round of one step.
+- The local model on which LA is measured is theta_S - lr g_n; it is not sent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from fl_lightning.method import Cohort, Context, Local, Method, Step
+from fl_lightning.params import Params, flatten, weighted_sum, zeros, zip_map
+from fl_lightning.training import Training
+
+
+class State(NamedTuple):
+    """The server's model theta_S."""
+
+    params: Params
+
+
+class Report(NamedTuple):
+    """The client's gradient g_n."""
+
+    grad: Params
+
+
+@dataclass(frozen=True)
+class FedSGD(Method):
+    """Average the clients' full gradients and take one step per round; epochs and batch size do not matter."""
+
+    def adapt(self, training: Training) -> Training:
+        return replace(training, epochs=1, batch_size=None, momentum=0.0)
+
+    def init(self, params: Params, num_clients: int) -> State:
+        return State(params)
+
+    def trace(self, context: Context) -> Params:
+        return zeros(context.start)
+
+    def observe(self, trace: Params, step: Step) -> Params:
+        return zip_map(lambda t, g: t + g, trace, step.grad)  # a copy: there is only one step
+
+    def report(self, local: Local, context: Context) -> Report:
+        grad: Params = local.trace
+        clip_norm, weight_decay = local.training.clip_norm, local.training.weight_decay
+        if clip_norm is not None:
+            scale = (clip_norm / (flatten(grad).norm() + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+            grad = zip_map(lambda g: g * scale, grad)
+        if weight_decay:
+            grad = zip_map(lambda g, p: g.add(p, alpha=weight_decay), grad, context.start)
+        return Report(grad)
+
+    def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
+        slope = weighted_sum((report.grad for report in reports), cohort.weights)
+        lr = cohort.training.lr
+        return State(zip_map(lambda p, g: p.double().sub(g, alpha=lr).to(p.dtype), state.params, slope))

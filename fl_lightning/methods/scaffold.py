@@ -1,0 +1,160 @@
+"""SCAFFOLD: control variates steer every client from its own gradient towards the gradient of all.
+
+    y_n <- y_n - lr (g_n(y_n) + c - c_n)      K_n times from x: the gradient of L_n(y) + <c - c_n, y>
+    c_n+ = grad L_n(x)                        option I, one pass over the client's data
+    c_n+ = c_n - c + (x - y_n) / (K_n lr)     option II, the mean gradient along the local path
+    x   <- x + server_lr sum_n p_n (y_n - x)
+    c   <- c + sum_n q_n (c_n+ - c_n)         q_n: the client's weight among all clients, so that c = sum_n q_n c_n
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
+ICML 2020.
+
+Where published codes disagree with the paper, the defaults are:
+- all variates start at zero, as in the paper; NIID-Bench starts them at the weights of a random network
+  (`niid_bench_init` emulates that). All its variates start equal and every client's first report replaces its own, so
+  that start acts only where some clients have not taken part yet: at full participation it cancels;
+- q_n follows `federation.weighting` like p_n does: uniform is the paper's method, by samples fits an objective weighted
+  by samples; NIID-Bench mixes the two, which biases the correction;
+- only parameters are corrected; NIID-Bench corrects BatchNorm's statistics too;
+- K_n is what the client really did, also if it is a straggler; PFLlib uses the nominal number of epochs;
+- momentum and clipping are refused: with them (x - y_n) / (K_n lr) is no mean gradient, and the engine would put the
+  correction into the buffer, or clip it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_lightning import streams
+from fl_lightning.curvature import mean_gradient
+from fl_lightning.errors import require
+from fl_lightning.method import Cohort, Context, Local, Method, Server
+from fl_lightning.params import Params, average, flatten, row, weighted_sum, zeros, zip_map
+from fl_lightning.penalty import Linear, Penalty
+from fl_lightning.task import Weights
+from fl_lightning.training import Training
+
+
+class State(NamedTuple):
+    """The server's model x and control variate c, and the clients' memory: one row c_n for each of them."""
+
+    params: Params
+    control: Params
+    clients: Params
+
+
+class Shared(NamedTuple):
+    """What is sent beside the model: c, and the round."""
+
+    control: Params
+    round: int
+
+
+class Report(NamedTuple):
+    """The client's model y_n and the change of its control variate, c_n+ - c_n."""
+
+    params: Params
+    change: Params
+
+
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """Correct client drift by control variates, estimates of each client's gradient and of everybody's.
+
+    Attributes:
+        option: How a client renews its variate: I takes the gradient of all its data at the server's model, II the
+            mean gradient along its path, which costs nothing.
+        server_lr: Step size of the server (eta_s, eta_g); 1 takes the mean of the models.
+        niid_bench_init: Emulate NIID-Bench, whose variates start at random network weights instead of zero.
+    """
+
+    option: Literal["I", "II"] = "II"
+    server_lr: float = 1.0
+    niid_bench_init: bool = False
+
+    def __post_init__(self) -> None:
+        require(0 < self.server_lr < float("inf"), f"method.server_lr must be finite and > 0, got {self.server_lr}")
+
+    def check(self, training: Training, server: Server) -> None:
+        require(
+            training.momentum == 0,
+            "scaffold's control variates are mean gradients of plain SGD, expected training.momentum 0, got "
+            f"{training.momentum}; set --training.momentum 0 or use another method",
+        )
+        require(
+            training.clip_norm is None,
+            "scaffold's correction must not be clipped, expected training.clip_norm null, got "
+            f"{training.clip_norm}; set --training.clip_norm null, or lower training.lr if it diverges",
+        )
+
+    def init(self, params: Params, num_clients: int) -> State:
+        return State(params, zeros(params), zip_map(lambda p: p.new_zeros(num_clients, *p.shape), params))
+
+    def prepare(self, state: State, server: Server) -> State:
+        if not self.niid_bench_init:
+            return state
+        # The initial weights in random order, tensor by tensor: they have the model's own distribution, whatever it is.
+        stream = streams.generator(server.seed, "scaffold controls")
+
+        def shuffled(value: Tensor) -> Tensor:
+            order = torch.randperm(value.numel(), generator=stream).to(value.device)
+            return value.reshape(-1)[order].reshape(value.shape)
+
+        control = zip_map(shuffled, state.params)
+        clients = zip_map(lambda rows, c: c.expand_as(rows).clone(), state.clients, control)
+        return state._replace(control=control, clients=clients)
+
+    def broadcast(self, state: State, cohort: Cohort) -> Context:
+        own = zip_map(lambda rows: rows[list(cohort.members)], state.clients)
+        return Context(state.params, Shared(state.control, cohort.round), own)
+
+    def penalty(self, context: Context) -> Penalty | None:
+        shared: Shared = context.shared
+        if shared.round == 1:  # all variates are still equal: no correction, exactly
+            return None
+        return Linear(zip_map(torch.sub, shared.control, context.own))
+
+    def report(self, local: Local, context: Context) -> Report:
+        shared: Shared = context.shared
+        if self.option == "I":
+            # A context holds no buffers, so those after training stand in for BatchNorm's statistics at x.
+            gradient = mean_gradient(local.task, Weights(context.start, local.buffers), local.data)
+            return Report(local.params, zip_map(torch.sub, gradient, context.own))
+        length = local.num_steps * local.training.lr
+        if length == 0:  # the path says nothing about the gradient
+            return Report(local.params, zeros(context.own))
+
+        def change(x: Tensor, y: Tensor, c: Tensor) -> Tensor:  # c_n itself drops out of c_n+ - c_n
+            return ((x.double() - y.double()) / length - c.double()).to(x.dtype)
+
+        return Report(local.params, zip_map(change, context.start, local.params, shared.control))
+
+    def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
+        params = average(state.params, [report.params for report in reports], cohort.weights, self.server_lr)
+        move = weighted_sum((report.change for report in reports), cohort.shares)
+        control = zip_map(lambda c, m: c.double().add(m).to(c.dtype), state.control, move)
+        clients = zip_map(torch.clone, state.clients)
+        for member, report in zip(cohort.members, reports, strict=True):
+            for name, rows in clients.items():
+                rows[member] += report.change[name]
+        return State(params, control, clients)
+
+    def diagnose(
+        self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
+    ) -> dict[str, float | list[float]]:
+        corrections = (zip_map(torch.sub, before.control, row(before.clients, n)) for n in cohort.members)
+        return {
+            "control_norm": _norm(after.control),
+            "correction_norm": [_norm(correction) for correction in corrections],
+        }
+
+    @property
+    def extra_passes(self) -> int:
+        return 1 if self.option == "I" else 0
+
+
+def _norm(params: Params) -> float:
+    return float(flatten(params).double().norm())

@@ -1,0 +1,39 @@
+"""Settings for all tests."""
+
+import os
+import shutil
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # several workers share few cores; inherited by the processes that tests start
+
+import filelock
+import pytest
+import torch
+
+import fl_lightning  # noqa: F401 - before Lightning: it mends torchvision beside a CPU-only torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory):
+    """An MLflow database with its tables and nothing in them: creating one takes seconds, copying it nothing."""
+    from mlflow import MlflowClient
+
+    shared = tmp_path_factory.getbasetemp().parent  # of all workers
+    path = shared / "empty-mlflow.db"
+    with filelock.FileLock(shared / "empty-mlflow.lock"):
+        if not path.exists():
+            MlflowClient(f"sqlite:///{path}.part").search_experiments()
+            Path(f"{path}.part").rename(path)
+    return path
+
+
+@pytest.fixture
+def out(tmp_path, empty_store, monkeypatch):
+    """A folder for runs with an empty store."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    shutil.copy(empty_store, folder / "mlflow.db")
+    return folder

@@ -1,0 +1,172 @@
+"""The server's share of the training set: balanced, apart from all clients, and nothing lost."""
+
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fl_lightning.data.partition import Kind, Split, held_out, partition, subset_indices
+from fl_lightning.errors import UserError
+from fl_lightning.streams import numpy_generator
+
+KINDS = get_args(Kind)
+LABELS = torch.arange(10).repeat(60)[torch.randperm(600, generator=torch.Generator().manual_seed(0))]
+
+labels_of_any_problem = st.lists(st.integers(0, 12), min_size=1, max_size=120).map(torch.tensor)
+seeds = st.integers(0, 2**40)
+shares = st.one_of(st.just(0.0), st.floats(0.0, 0.999))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Tensor, Split]:
+    """Any labels, with any holdout and as many clients as the rest allows."""
+    labels = draw(labels_of_any_problem)
+    subset = draw(st.sampled_from([1.0, 0.5, 0.1]))
+    size = len(subset_indices(labels, subset))
+    holdout = draw(shares.filter(lambda share: round(share * size) < size))
+    left = size - round(holdout * size)
+    clients = draw(st.integers(1, left))
+    per_client = draw(st.integers(1, left // clients))
+    kind = draw(st.sampled_from(KINDS))
+    return labels, Split(clients, kind, draw(st.sampled_from([0.01, 1.0, 100.0])), per_client, subset, holdout)
+
+
+@given(problems(), seeds)
+@settings(max_examples=100, deadline=None)
+def test_server_and_clients_together_hold_the_subset_exactly_once(problem: tuple[Tensor, Split], seed: int) -> None:
+    labels, split = problem
+    spared, parts = held_out(labels, split, seed), partition(labels, split, seed)
+    assert len(parts) == split.clients
+    assert torch.equal(torch.cat([spared, *parts]).sort().values, subset_indices(labels, split.subset))
+
+
+@given(problems(), seeds)
+@settings(max_examples=60, deadline=None)
+def test_no_client_holds_a_sample_of_the_server(problem: tuple[Tensor, Split], seed: int) -> None:
+    labels, split = problem
+    spared = set(held_out(labels, split, seed).tolist())
+    assert all(spared.isdisjoint(part.tolist()) for part in partition(labels, split, seed))
+
+
+@given(problems(), seeds)
+@settings(max_examples=60, deadline=None)
+def test_the_size_is_the_share_of_the_subset(problem: tuple[Tensor, Split], seed: int) -> None:
+    labels, split = problem
+    spared = held_out(labels, split, seed)
+    assert len(spared) == round(split.holdout * len(subset_indices(labels, split.subset)))
+    assert spared.dtype == torch.int64
+    assert torch.equal(spared, spared.unique())  # increasing, nothing twice
+
+
+@given(problems(), seeds)
+@settings(max_examples=100, deadline=None)
+def test_classes_are_balanced_as_far_as_their_supply_allows(problem: tuple[Tensor, Split], seed: int) -> None:
+    """A class may have fewer than another only if the difference is one, or if it is used up."""
+    labels, split = problem
+    supply = labels[subset_indices(labels, split.subset)].bincount(minlength=13)
+    taken = labels[held_out(labels, split, seed)].bincount(minlength=13)
+    assert (taken <= supply).all()
+    scarce = taken == supply
+    assert (taken[~scarce] >= taken.max() - 1).all()
+
+
+def test_ample_classes_differ_by_at_most_one() -> None:
+    for share in (0.001, 0.05, 0.2, 0.333, 0.9):
+        taken = LABELS[held_out(LABELS, Split(holdout=share), seed=0)].bincount(minlength=10)
+        assert int(taken.max() - taken.min()) <= 1
+        assert int(taken.sum()) == round(600 * share)
+
+
+def test_scarce_classes_give_all_they_have() -> None:
+    labels = torch.tensor([0] * 90 + [1] * 3 + [2] * 7)
+    spared = held_out(labels, Split(holdout=0.3), seed=0)
+    assert labels[spared].bincount().tolist() == [20, 3, 7]
+
+
+def test_the_odd_sample_falls_to_any_class() -> None:
+    """Who gets one more is drawn, not always the first class."""
+    favoured = [LABELS[held_out(LABELS, Split(holdout=1 / 600), seed)].item() for seed in range(200)]
+    assert set(favoured) == set(range(10))
+
+
+@given(problems(), seeds)
+@settings(max_examples=100, deadline=None)
+def test_the_same_seed_holds_out_the_same_samples(problem: tuple[Tensor, Split], seed: int) -> None:
+    labels, split = problem
+    np.random.seed(1)
+    first = held_out(labels, split, seed)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    assert torch.equal(held_out(labels.clone(), replace(split), seed), first)
+
+
+def test_other_seeds_hold_out_other_samples() -> None:
+    drawn = {tuple(held_out(LABELS, Split(holdout=0.2), seed).tolist()) for seed in range(20)}
+    assert len(drawn) == 20
+
+
+def test_every_sample_is_held_out_for_some_seed() -> None:
+    counts = torch.zeros(600)
+    for seed in range(200):
+        counts[held_out(LABELS, Split(holdout=0.2), seed)] += 1
+    assert counts.min() > 0
+    assert counts.max() < 80  # 40 expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_clients_share_has_no_say(kind: Kind) -> None:
+    """Methods and partitions are compared on the same held-out data."""
+    expected = held_out(LABELS, Split(holdout=0.2), seed=3)
+    other = Split(clients=3, partition=kind, alpha=7.0, shards_per_client=5, holdout=0.2)
+    assert torch.equal(held_out(LABELS, other, seed=3), expected)
+
+
+@given(problems(), seeds)
+@settings(max_examples=100, deadline=None)
+def test_no_holdout_is_empty_and_leaves_the_partition(problem: tuple[Tensor, Split], seed: int) -> None:
+    labels, split = problem
+    everything = replace(split, holdout=0.0)
+    none = held_out(labels, everything, seed)
+    assert none.shape == (0,)
+    assert none.dtype == torch.int64
+    parts = partition(labels, everything, seed)
+    assert torch.equal(torch.cat(parts).sort().values, subset_indices(labels, split.subset))
+
+
+@given(problems(), seeds)
+@settings(max_examples=60, deadline=None)
+def test_the_rest_is_partitioned_as_if_it_were_everything(problem: tuple[Tensor, Split], seed: int) -> None:
+    """Drawing the holdout does not disturb the draw of the partition."""
+    labels, split = problem
+    spared = held_out(labels, split, seed)
+    chosen = subset_indices(labels, split.subset)
+    rest = chosen[~torch.isin(chosen, spared)]
+    expected = partition(labels[rest], replace(split, subset=1.0, holdout=0.0), seed)
+    for part, positions in zip(partition(labels, split, seed), expected, strict=True):
+        assert torch.equal(part, rest[positions])
+
+
+@given(labels_of_any_problem, seeds)
+@settings(max_examples=50, deadline=None)
+def test_without_holdout_the_stream_of_the_partition_is_untouched(labels: Tensor, seed: int) -> None:
+    """The iid partition is the first permutation of its own stream, cut into equal parts, as it always was."""
+    clients = min(3, len(labels))
+    order = numpy_generator(seed, "partition").permutation(len(labels))
+    parts = partition(labels, Split(clients=clients, partition="iid"), seed)
+    assert [part.tolist() for part in parts] == [sorted(cut.tolist()) for cut in np.array_split(order, clients)]
+
+
+def test_a_holdout_that_leaves_too_little_is_refused() -> None:
+    with pytest.raises(UserError, match="at most the number of training samples, 60, got 100"):
+        partition(LABELS, Split(clients=100, holdout=0.9), seed=0)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 1.5, float("nan")])
+def test_impossible_shares_are_refused(share: float) -> None:
+    with pytest.raises(UserError, match=r"data\.holdout must be >= 0 and < 1"):
+        Split(holdout=share)

@@ -1,0 +1,87 @@
+import pytest
+import torch
+
+from fl_lightning import checkpoint
+from fl_lightning.errors import UserError
+from fl_lightning.federate import Snapshot
+from fl_lightning.methods.fola import Fola, State
+from fl_lightning.probes import Measurement
+from tests.cases import equal_bits, ragged
+
+
+def snapshot(round=1, value=1.0):
+    shared = torch.full((2, 3), value)
+    return Snapshot(round, State({"w": shared}, {"w": shared}), {"n": torch.tensor(round)})
+
+
+HISTORY = [Measurement({"GA": 0.1 + 0.2, "LA": float("nan")}, {"client": [0, 3]})]
+
+
+def test_everything_comes_back_to_the_bit(tmp_path):
+    case = ragged(dtype=torch.float32)
+    record = case.run(Fola())[-1]
+    checkpoint.write(tmp_path, "id", record.after, HISTORY)
+    start = Snapshot(0, Fola().init(case.task().initial.params, 5), {})
+    saved = checkpoint.read(tmp_path, "id", start)
+    assert saved.snapshot.round == 3
+    assert equal_bits(saved.snapshot.state.params, record.after.state.params)
+    assert equal_bits(saved.snapshot.state.precision, record.after.state.precision)
+    assert saved.history[0].metrics["GA"] == 0.1 + 0.2
+    assert saved.history[0].clients == {"client": [0, 3]}
+
+
+def test_nothing_saved_is_no_error(tmp_path):
+    assert checkpoint.read(tmp_path, "id", snapshot(0)) is None
+
+
+def test_the_previous_round_is_kept(tmp_path):
+    for round in (1, 2):
+        checkpoint.write(tmp_path, "id", snapshot(round, float(round)), HISTORY)
+    (tmp_path / checkpoint.CURRENT).unlink()
+    assert checkpoint.read(tmp_path, "id", snapshot(0)).snapshot.round == 1
+
+
+@pytest.mark.parametrize("length", [0, 7, 8, 100, -20, -1])
+def test_a_truncated_file_falls_back_to_the_previous_one(tmp_path, length):
+    for round in (1, 2):
+        checkpoint.write(tmp_path, "id", snapshot(round), HISTORY)
+    path = tmp_path / checkpoint.CURRENT
+    path.write_bytes(path.read_bytes()[:length])
+    assert checkpoint.read(tmp_path, "id", snapshot(0)).snapshot.round == 1
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    for round in (1, 2):
+        checkpoint.write(tmp_path, "id", snapshot(round), HISTORY)
+    path = tmp_path / checkpoint.CURRENT
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    assert checkpoint.read(tmp_path, "id", snapshot(0)).snapshot.round == 1
+
+
+def test_nothing_readable_is_one_clear_error(tmp_path):
+    (tmp_path / checkpoint.CURRENT).write_bytes(b"garbage")
+    (tmp_path / checkpoint.PREVIOUS).write_bytes(b"")
+    with pytest.raises(UserError, match="start this run again with --fresh") as caught:
+        checkpoint.read(tmp_path, "id", snapshot(0))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pickle_is_not_executed(tmp_path):
+    torch.save({"w": torch.zeros(1)}, tmp_path / checkpoint.CURRENT)
+    with pytest.raises(UserError, match="no readable checkpoint"):
+        checkpoint.read(tmp_path, "id", snapshot(0))
+
+
+def test_another_configuration_is_refused(tmp_path):
+    checkpoint.write(tmp_path, "mine", snapshot(), HISTORY)
+    with pytest.raises(UserError, match="belongs to another configuration"):
+        checkpoint.read(tmp_path, "yours", snapshot(0))
+
+
+def test_another_shape_is_refused(tmp_path):
+    checkpoint.write(tmp_path, "id", snapshot(), HISTORY)
+    other = Snapshot(0, State({"w": torch.zeros(5)}, {"w": torch.zeros(5)}), {"n": torch.tensor(0)})
+    with pytest.raises(UserError, match="does not fit the method"):
+        checkpoint.read(tmp_path, "id", other)

@@ -1,0 +1,117 @@
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from fl_lightning.client import Client, Observer
+from fl_lightning.engines.functional import AUTO_CHUNK, Functional
+from fl_lightning.engines.lightning import Lightning
+from fl_lightning.errors import UserError
+from fl_lightning.federate import federate
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fola import Fola
+from fl_lightning.task import Task
+from tests.cases import ENGINES, equal_bits, final, largest_difference, network, ragged
+
+
+def test_dropout_masks_are_the_same_under_lightning_and_in_the_loop():
+    case = ragged()._replace(model=network(dropout=0.5))
+    loop, trainer = case.run(Fola(), Functional(chunk=1)), case.run(Fola(), Lightning())
+    assert largest_difference(final(loop), final(trainer)) < 1e-12
+    without = ragged().run(Fola())
+    assert largest_difference(final(loop), final(without)) > 1e-3
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_dropout_is_reproducible_and_leaves_the_global_stream_alone(engine):
+    case = ragged()._replace(model=network(dropout=0.5))
+    torch.manual_seed(5)
+    first = final(case.run(FedAvg(), engine))
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(1), after)
+    assert equal_bits(final(case.run(FedAvg(), engine)), first)
+
+
+def test_one_backward_pass_per_step():
+    case = ragged()
+    passes = []
+
+    class Counting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, slope):
+            passes.append(1)
+            return slope
+
+    class Counted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x):
+            return Counting.apply(self.inner(x))
+
+    for engine in (Functional(chunk=1), Lightning()):
+        passes.clear()
+        records = case._replace(model=Counted()).run(Fola(strength=10), engine)
+        steps = sum(client.local.num_steps for record in records for client in record.clients)
+        assert len(passes) == steps
+
+
+def test_user_callbacks_see_every_fit_and_every_epoch():
+    class Counter(pl.Callback):
+        def __init__(self):
+            self.fits = self.epochs = 0
+            self.clients = []
+
+        def on_fit_start(self, trainer, pl_module):
+            assert isinstance(pl_module, Client)
+            self.fits += 1
+            self.clients.append(pl_module.plan.data.client)
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            self.epochs += 1
+
+    counter = Counter()
+    case = ragged()
+    with_counter = final(case.run(FedAvg(), Lightning(callbacks=(counter,)), rounds=2))
+    assert (counter.fits, counter.epochs) == (8, 16)
+    assert counter.clients == [0, 1, 3, 4] * 2
+    assert equal_bits(with_counter, final(case.run(FedAvg(), Lightning(), rounds=2)))
+
+
+def test_the_observer_refuses_accumulated_gradients_and_mixed_precision():
+    case = ragged()
+    record = case.run(Fola(), rounds=1)[0]
+    observer = Observer(Fola(), Fola().broadcast(record.before.state, record.cohort))
+    with pytest.raises(UserError, match="accumulate_grad_batches must be 1"):
+        observer.on_train_start(pl.Trainer(accumulate_grad_batches=2, logger=False, enable_checkpointing=False), None)
+    with pytest.raises(UserError, match="full-precision"):
+        observer.on_train_start(
+            pl.Trainer(precision="bf16-mixed", logger=False, enable_checkpointing=False, accelerator="cpu"), None
+        )
+
+
+def test_auto_batches_tiny_models_only():
+    assert Functional().chunk_for(Task(network())) == AUTO_CHUNK
+    large = torch.nn.Linear(784, 500)
+    assert Functional().chunk_for(Task(large)) == 1
+    assert Functional(chunk=7).chunk_for(Task(large)) == 7
+
+
+def test_a_chunk_must_hold_somebody():
+    with pytest.raises(UserError, match="at least 1, or auto"):
+        Functional(chunk=0)
+
+
+def test_the_workbench_is_free_between_runs():
+    """A task can be used again: what a run leaves on its workbench does not leak into the next."""
+    case = ragged()
+    task = case.task()
+    arguments = (case.dataset, case.clients, case.training, case.federation)
+    first = list(federate(FedAvg(), task, *arguments, Functional(chunk=1)))
+    second = list(federate(FedAvg(), task, *arguments, Lightning()))
+    assert largest_difference(final(first), final(second)) < 1e-12

@@ -1,0 +1,203 @@
+"""A run from settings to files and MLflow, on embedded data."""
+
+import json
+import os
+
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from fl_lightning import checkpoint, experiment, probes
+from fl_lightning.config import configure
+from fl_lightning.errors import UserError
+from fl_lightning.federate import federate
+from fl_lightning.track import EXPERIMENT, Tracker, store_uri
+
+SETTINGS = {
+    "method": "fola",
+    "data": "digits",
+    "data.subset": 0.2,
+    "data.clients": 4,
+    "model": "softmax",
+    "training.lr": 0.1,
+    "federation.rounds": 4,
+    "engine": "functional",
+    "engine.chunk": 1,
+}
+
+
+def config(**changes):
+    return configure({**SETTINGS, **{key.replace("__", "."): value for key, value in changes.items()}})
+
+
+def mlflow_runs(out):
+    client = MlflowClient(store_uri(out))
+    return client, client.search_runs([client.get_experiment_by_name(EXPERIMENT).experiment_id])
+
+
+def numbers(result):
+    """The metrics that do not depend on the clock."""
+    return [timeless(measurement) for measurement in result.history]
+
+
+def timeless(measurement):
+    return {k: v for k, v in measurement.metrics.items() if not k.startswith("seconds")}
+
+
+def undisturbed(config):
+    """The same numbers straight from the loop, without files or MLflow."""
+    dataset, clients, holdout, task = experiment.build(config)
+    records = federate(
+        config.method, task, dataset, clients, config.training, config.federation, config.engine, config.seed, holdout
+    )
+    return [timeless(probes.measure(config.method, task, dataset, record)) for record in records]
+
+
+def test_a_run_leaves_everything_that_is_needed_to_repeat_it(out):
+    rounds = []
+    result = experiment.run(config(), out, watch=lambda number, _: rounds.append(number))
+    assert rounds == [1, 2, 3, 4]
+    names = {path.name for path in result.folder.iterdir()}
+    assert {"config.yaml", "rounds.parquet", "clients.parquet", "curves.png", "partition.png", "result.json"} <= names
+    table = pd.read_parquet(result.folder / "rounds.parquet")
+    assert table["round"].tolist() == [1, 2, 3, 4]
+    assert table["GA"].tolist() == [m.metrics["GA"] for m in result.history]
+    clients = pd.read_parquet(result.folder / "clients.parquet")
+    assert {"round", "client", "samples", "accuracy", "precision_share"} <= set(clients.columns)
+
+    client, (run,) = mlflow_runs(out)
+    assert run.info.run_id == result.run_id
+    assert run.info.status == "FINISHED"
+    flat = config().flat()
+    assert run.data.params.keys() == flat.keys()
+    assert run.data.params["method.strength"] == "100.0"
+    assert run.data.params["training.clip_norm"] == "null"
+    assert {"method", "data", "partition", "seed", "mlflow.source.git.commit"} <= run.data.tags.keys()
+    for metric in result.history[0].metrics:
+        history = client.get_metric_history(result.run_id, metric)
+        assert [point.step for point in history] == [1, 2, 3, 4]
+        assert [point.value for point in history] == [m.metrics[metric] for m in result.history]
+    stored = {item.path for item in client.list_artifacts(result.run_id)}
+    assert stored == {"config.yaml", "rounds.parquet", "clients.parquet", "curves.png", "partition.png"}
+
+
+def test_a_finished_run_is_not_repeated_unless_asked(out):
+    first = experiment.run(config(), out)
+    again = experiment.run(config(), out)
+    assert again.run_id == first.run_id
+    assert again.history == first.history  # even the seconds
+    fresh = experiment.run(config(), out, fresh=True)
+    assert fresh.run_id != first.run_id
+    assert numbers(fresh) == numbers(first)
+
+
+def test_where_the_data_lie_does_not_change_the_identity():
+    assert config(data="mnist", data__root="x").identity == config(data="mnist").identity
+    assert config().identity != config(seed=1).identity
+    assert config().identity != config(training__lr=0.2).identity
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_an_interrupted_run_goes_on_in_the_same_mlflow_run(out, after):
+    def stop(number, _):
+        if number == after:
+            raise StopError
+
+    with pytest.raises(StopError):
+        experiment.run(config(), out, watch=stop)
+    computed = []
+    result = experiment.run(config(), out, watch=lambda number, _: computed.append(number))
+    assert computed == [1, 2, 3, 4]
+    assert numbers(result) == undisturbed(config())
+    client, runs = mlflow_runs(out)
+    assert [run.info.run_id for run in runs] == [result.run_id]
+    assert [point.step for point in client.get_metric_history(result.run_id, "seconds")] == [1, 2, 3, 4]
+
+
+def test_a_round_that_mlflow_missed_is_sent_on_resume(out, monkeypatch):
+    original = Tracker.log_rounds
+
+    def dies_in_round_two(self, rounds):
+        rounds = list(rounds)
+        if rounds and rounds[-1][0] == 2:
+            raise StopError
+        original(self, rounds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tracker, "log_rounds", dies_in_round_two)
+        with pytest.raises(StopError):
+            experiment.run(config(), out)
+    result = experiment.run(config(), out)
+    client, runs = mlflow_runs(out)
+    assert len(runs) == 1
+    assert [point.step for point in client.get_metric_history(result.run_id, "GA")] == [1, 2, 3, 4]
+
+
+def test_divergence_is_a_recorded_end(out):
+    wild = config(training__lr=1e30, model="mlp")
+    result = experiment.run(wild, out)
+    assert result.status == "diverged"
+    assert "round" in result.message
+    assert "training.lr" in result.message
+    assert experiment.run(wild, out).run_id == result.run_id
+    _, (run,) = mlflow_runs(out)
+    assert run.data.tags["status"] == "diverged"
+    assert "round 1" in run.data.tags["diverged"]
+
+
+def test_divergence_keeps_earlier_rounds(out):
+    late = config(method__strength=1e6, training__epochs=5)  # the prior's step explodes once there is a prior
+    result = experiment.run(late, out)
+    assert result.status == "diverged"
+    assert len(result.history) >= 1
+    assert len(pd.read_parquet(result.folder / "rounds.parquet")) == len(result.history)
+
+
+def test_a_foreign_checkpoint_is_never_continued(out):
+    result = experiment.run(config(), out)
+    (result.folder / "result.json").unlink()
+    other = experiment.run(config(seed=1), out)
+    (other.folder / checkpoint.CURRENT).rename(result.folder / checkpoint.CURRENT)
+    with pytest.raises(UserError, match="another configuration"):
+        experiment.run(config(), out)
+    assert numbers(experiment.run(config(), out, fresh=True)) == numbers(result)
+
+
+def test_a_truncated_checkpoint_never_gives_a_wrong_result(out):
+    whole = experiment.run(config(), out)
+    (whole.folder / "result.json").unlink()
+    path = whole.folder / checkpoint.CURRENT
+    path.write_bytes(path.read_bytes()[:-100])
+    assert numbers(experiment.run(config(), out)) == numbers(whole)
+
+
+def test_two_processes_do_not_share_a_run(out):
+    import filelock
+
+    result = experiment.run(config(), out)
+    with filelock.FileLock(result.folder / "lock"), pytest.raises(UserError, match="another process"):
+        experiment.run(config(), out)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder_is_refused(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(UserError, match="choose another folder with --out"):
+        experiment.run(config(), tmp_path / "locked" / "runs")
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(UserError, match="choose another folder with --out"):
+        experiment.run(config(), tmp_path / "runs")
+
+
+def test_the_summary_is_json(out):
+    result = experiment.run(config(), out)
+    summary = json.loads(json.dumps(result.summary()))
+    assert summary["GA"] == result.history[-1].metrics["GA"]
+    assert (summary["round"], summary["run_id"]) == (4, result.run_id)

@@ -1,0 +1,94 @@
+"""kill -9 at random moments, then the same command again: same numbers to the bit, one MLflow run, each round once."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from mlflow import MlflowClient
+
+from fl_lightning import discovery
+from fl_lightning.config import configure
+from fl_lightning.experiment import build
+from fl_lightning.federate import federate
+from fl_lightning.probes import measure
+from fl_lightning.track import EXPERIMENT, store_uri
+
+ROUNDS = 12
+SETTINGS = {
+    "data": "digits",
+    "data.subset": 0.3,
+    "data.clients": 6,
+    "data.holdout": 0.1,
+    "model": "mlp",
+    "model.hidden": [16],
+    "training.lr": 0.1,
+    "training.epochs": 2,
+    "federation.rounds": ROUNDS,
+    "federation.fraction": 0.5,
+    "engine": "functional",
+    "engine.chunk": 1,
+}
+
+
+def undisturbed(settings):
+    config = configure(settings)
+    dataset, clients, holdout, task = build(config)
+    records = federate(
+        config.method, task, dataset, clients, config.training, config.federation, config.engine, config.seed, holdout
+    )
+    return [measure(config.method, task, dataset, record).metrics for record in records]
+
+
+def command(settings, out):
+    flags = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
+    return [sys.executable, "-m", "fl_lightning", "run", *flags, "--out", str(out), "--json", "--quiet"]
+
+
+def rounds_in_store(out):
+    client = MlflowClient(store_uri(out))
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    return client, client.search_runs([experiment.experiment_id]) if experiment else []
+
+
+def kill_after_rounds(process, folder, number):
+    """Wait until this many checkpoints were seen to change, then a random moment more, then kill."""
+    seen, last = 0, None
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        found = [path.stat().st_mtime_ns for path in folder.glob("*/checkpoint.safetensors")]
+        if found and found[0] != last:
+            seen, last = seen + 1, found[0]
+            if seen > number:
+                break
+        time.sleep(0.0005)
+    time.sleep(random.uniform(0, 0.03))
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("name", discovery.discover("methods"))
+def test_killed_runs_end_at_the_same_numbers(name, out):
+    settings = {"method": name, **SETTINGS}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    random.seed(name)
+    for number in (0, 2):
+        process = subprocess.Popen(command(settings, out), env=environment, stdout=subprocess.DEVNULL)
+        kill_after_rounds(process, out, number)
+    done = subprocess.run(command(settings, out), env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    expected = undisturbed(settings)
+    assert (summary["GA"], summary["LA"]) == (expected[-1]["GA"], expected[-1]["LA"])
+    client, runs = rounds_in_store(out)
+    assert [run.info.run_id for run in runs] == [summary["run_id"]]
+    for metric in ("GA", "NLL", "seconds"):
+        history = client.get_metric_history(summary["run_id"], metric)
+        assert [point.step for point in history] == list(range(1, ROUNDS + 1)), f"{metric} is not logged once per round"
+        if metric != "seconds":
+            assert [point.value for point in history] == [metrics[metric] for metrics in expected]
