@@ -36,4 +36,6 @@ def show(rows: list[Row]) -> None:
     for row in rows:
         value = f"{row.value:.0e}" if row.unit == "e" else f"{row.value:.{2 if row.unit == 'x' else 0}f} {row.unit}"
         aim = "" if row.aim is None else f"<= {row.aim:g}{row.unit.strip('e')}"
-        print(f"{row.work:<12} {row.what:<{width}} {value:>11} {aim:>9} {row.verdict:<7} {row.note}".rstrip(), flush=True)
+        print(
+            f"{row.work:<12} {row.what:<{width}} {value:>11} {aim:>9} {row.verdict:<7} {row.note}".rstrip(), flush=True
+        )

@@ -77,7 +77,7 @@ class Work:
         return sorted(torch.randperm(len(self.clients), generator=stream)[: self.cohort].tolist())
 
 
-def mnist_mlp(scale: float, rounds: int = 10) -> Work:
+def mnist_mlp(scale: float, rounds: int = 6) -> Work:
     """Work 1: 784-500-300-10 on 60,000 samples, N=10, E=1, B=32. The scale leaves out clients, not their samples."""
     dataset = synthetic((784,), 60_000)
     clients, share = some_clients(60_000, 10, scale)
@@ -85,7 +85,7 @@ def mnist_mlp(scale: float, rounds: int = 10) -> Work:
     return Work("1 mlp", model, dataset, clients, Training(), len(clients), rounds, Aims(1.15, 1.6), share)
 
 
-def cifar_cnn(scale: float, rounds: int = 6) -> Work:
+def cifar_cnn(scale: float, rounds: int = 4) -> Work:
     """Work 2: the CNN on 50,000 x 3x32x32, N=20, E=1, B=32."""
     dataset = synthetic((3, 32, 32), 50_000)
     clients, share = some_clients(50_000, 20, scale / 2)
@@ -95,7 +95,7 @@ def cifar_cnn(scale: float, rounds: int = 6) -> Work:
 
 def tiny_fits(scale: float, model: nn.Module | None = None, features: int = 784, cohort: int = 10) -> Work:
     """Work 3: softmax 784-10, 1000 clients of 60 samples, 10 per round, E=1, B=10. The scale leaves out rounds."""
-    rounds = max(5, round(100 * min(1.0, 2 * scale)))
+    rounds = max(5, round(100 * min(1.0, scale)))
     return Work(
         name="3 tiny fits",
         model=model or seeded(lambda: Softmax((features,), NUM_CLASSES)),

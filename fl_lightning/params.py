@@ -42,7 +42,7 @@ def weighted_sum(items: Iterable[Params], weights: Iterable[float]) -> Params:
 def average(start: Params, models: Sequence[Params], weights: Sequence[float], rate: float = 1.0) -> Params:
     """The mean x + rate * sum_n w_n (y_n - x), the one form in which every method averages models.
 
-    A single model at rate 1 is taken as it is, since x + (y - x) would only add rounding.
+    The weights sum to 1. A single model at rate 1 is taken as it is, since x + (y - x) would only add rounding.
 
     >>> average({"w": torch.zeros(1)}, [{"w": torch.ones(1)}, {"w": 3 * torch.ones(1)}], [0.5, 0.5])
     {'w': tensor([2.])}

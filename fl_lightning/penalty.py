@@ -53,13 +53,13 @@ class Quadratic(Penalty):
 
     def value(self, params: Params) -> Tensor:
         offset = zip_map(torch.sub, params, self.centre)
-        if isinstance(self.stiffness, float):
+        if isinstance(self.stiffness, float | int):
             return 0.5 * self.stiffness * _dot(offset, offset)
         return 0.5 * _dot(zip_map(torch.mul, self.stiffness, offset), offset)
 
     def grad(self, params: Params) -> Params:
         offset = zip_map(torch.sub, params, self.centre)
-        if isinstance(self.stiffness, float):
+        if isinstance(self.stiffness, float | int):
             return zip_map(lambda o: o * self.stiffness, offset)
         return zip_map(torch.mul, self.stiffness, offset)
 
@@ -69,10 +69,10 @@ class Quadratic(Penalty):
 
         def descend(params: Params) -> None:
             for name, value in params.items():
-                value.lerp_(self.centre[name], share if isinstance(share, float) else share[name])
+                value.lerp_(self.centre[name], share if isinstance(share, float | int) else share[name])
 
         share: Params | float
-        share = lr * stiffness if isinstance(stiffness, float) else zip_map(lambda a: a * lr, stiffness)
+        share = lr * stiffness if isinstance(stiffness, float | int) else zip_map(lambda a: a * lr, stiffness)
         return descend
 
 

@@ -27,8 +27,9 @@ class Progress:
         if stability > 1 and not self._warned and not self._bar.disable:
             self._warned = True
             self._bar.write(
-                f"warning: lr * strength * (largest precision) is {stability:.2g} after round {round}; above 1 the "
-                "prior's step overshoots, above 2 it diverges: lower training.lr or method.strength",
+                f"warning: prior_stability, the learning rate times the penalty's largest curvature, is "
+                f"{stability:.2g} after round {round}; above 1 its step overshoots, above 2 it diverges: lower "
+                "training.lr or method.strength",
                 file=sys.stderr,
             )
 

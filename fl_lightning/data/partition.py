@@ -87,7 +87,8 @@ def partition(labels: Tensor, split: Split, seed: int) -> list[Tensor]:
     require(
         split.clients <= len(chosen),
         f"data.clients must be at most the number of training samples, {len(chosen)}, got {split.clients}; "
-        f"lower data.clients{' or raise data.subset' if split.subset < 1 else ''}",
+        f"lower data.clients{' or raise data.subset' if split.subset < 1 else ''}"
+        f"{' or lower data.holdout' if split.holdout > 0 else ''}",
     )
     held = _labels(labels)[chosen]
     rng = numpy_generator(seed, "partition")

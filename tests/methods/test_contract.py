@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import json
 from copy import deepcopy
+from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.func import grad
 from torch.utils import _pytree as pytree
 
 from fl_lightning import discovery
+from fl_lightning.comparison import variant_settings
 from fl_lightning.config import configure, fields_of
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
@@ -30,6 +33,10 @@ SETTINGS = {
 }
 
 
+# A server that learns by itself moves even when the clients do not.
+AT_REST = {"fedbe": {"server_epochs": 0}}
+
+
 def method_of(name):
     return discovery.find("methods", name)()
 
@@ -42,6 +49,20 @@ def run_or_skip(case, method, engine=None, **changes):
         if "\n" in str(refusal):
             raise
         pytest.skip(f"refused: {refusal}")
+
+
+def variants():
+    """Every method with each of its choices in turn: the values of its Literal and bool fields."""
+    found = []
+    for name in METHODS:
+        for field, item in fields_of(discovery.find("methods", name)).items():
+            choices = (True, False) if item.type is bool else ()
+            if get_origin(item.type) is Literal:
+                choices = get_args(item.type)
+            found += [
+                f"{name}+{field}={json.dumps(choice).strip(chr(34))}" for choice in choices if choice != item.default
+            ]
+    return found
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -57,6 +78,15 @@ def test_engines_agree(name, engine, setting):
             assert largest_difference(a.local.params, b.local.params) < 1e-12
             assert a.train_loss == pytest.approx(b.train_loss, abs=1e-12)
             assert a.prior_loss == pytest.approx(b.prior_loss, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("variant", variants())
+def test_engines_agree_on_every_choice(variant, engine):
+    case, method = ragged(), configure(variant_settings(variant)).method
+    loop = run_or_skip(case, method, Functional(chunk=1), fraction=0.5)
+    other = run_or_skip(case, method, ENGINES[engine], fraction=0.5)
+    assert largest_difference(final(loop), final(other)) < 1e-12
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -120,8 +150,8 @@ def test_chunks_of_one_train_every_client_alone(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_learning_rate_zero_leaves_the_model(name):
-    case, method = ragged(), method_of(name)
-    records = run_or_skip(case, method, lr=0.0)
+    method = dataclasses.replace(method_of(name), **AT_REST.get(name, {}))
+    records = run_or_skip(ragged(), method, lr=0.0)
     start = records[0].before.state.params
     assert largest_difference(final(records), start) < 1e-12
 

@@ -79,6 +79,9 @@ def test_without_strength_it_is_fedavg(engine, settings):
     case = ragged(torch.float32)
     mine = case.run(FedCurv(strength=0.0), ENGINES[engine], **settings)
     assert equal_bits(final(mine), final(case.run(FedAvg(), ENGINES[engine], **settings)))
+    last = mine[-1]
+    context = FedCurv(0.0).broadcast(last.before.state, last.cohort)
+    assert FedCurv(0.0).penalty(context.of_member(0)) is None  # not a penalty of zero, which costs time
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -27,6 +27,7 @@ METHODS = {
     "min": FedNova(tau_eff="min"),
     "number": FedNova(tau_eff=2.5),
     "proximal": FedNova(mu=0.5),
+    "overshooting proximal": FedNova(mu=15.0),  # lr * mu > 1
     "server momentum": FedNova(server_momentum=0.9),
 }
 

@@ -150,11 +150,15 @@ def test_before_its_start_it_is_fedavg(engine, settings):
 
 @pytest.mark.parametrize("rho", [0.0, 1.0])
 @pytest.mark.parametrize("window", [None, 1])
-def test_one_sample_that_is_the_last_iterate_is_fedavg(rho, window):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_sample_that_is_the_last_iterate_is_fedavg(dtype, window, rho):
     """With full batches an epoch is one step."""
-    case = ragged(torch.float32)
-    mine = case.run(FedPA(shrinkage=rho, window=window), batch_size=None)
-    assert equal_bits(final(mine), final(case.run(FedAvg(), batch_size=None)))
+    case = ragged(dtype)
+    changes = {"batch_size": None, "lr": 3.0}  # large steps: x - (x - y) is y only for small ones
+    mine = case.run(FedPA(shrinkage=rho, window=window), **changes)
+    assert equal_bits(final(mine), final(case.run(FedAvg(), **changes)))
+    for result, report in zip(mine[-1].clients, mine[-1].reports, strict=True):
+        assert equal_bits(report.params, result.local.params)
 
 
 def test_one_sample_does_not_depend_on_the_shrinkage_and_is_the_mean_of_an_epoch():

@@ -163,7 +163,7 @@ def test_a_single_client_does_sgd():
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_converges_to_the_optimum_of_all_where_fedavg_does_not(option):
-    """What the method is for: several local steps on unlike clients, and still the stationary point is the right one."""
+    """What the method is for: several local steps on unlike clients, and yet the right stationary point."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         linear = nn.Linear(5, 3).double()
@@ -253,9 +253,7 @@ def test_diagnostics():
     numbers = [method.diagnose(r.before.state, r.cohort, r.reports, r.after.state) for r in (first, second)]
     assert numbers[0]["correction_norm"] == [0.0] * 4
     state = second.before.state
-    expected = [
-        float((flatten(state.control) - flatten(row(state.clients, n))).norm()) for n in second.cohort.members
-    ]
+    expected = [float((flatten(state.control) - flatten(row(state.clients, n))).norm()) for n in second.cohort.members]
     assert numbers[1]["correction_norm"] == pytest.approx(expected, rel=1e-12)
     assert numbers[0]["control_norm"] == pytest.approx(float(flatten(state.control).norm()), rel=1e-12)
 

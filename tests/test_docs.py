@@ -1,0 +1,113 @@
+"""The documentation is executed: examples in it that do not work fail the tests."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fl_lightning import discovery
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(name):
+    return BLOCK.findall((ROOT / name).read_text())
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/extending.md"])
+def test_examples_run(name, capsys):
+    namespace = {}
+    for block in blocks(name):
+        if not block.startswith("# plugins/"):
+            exec(compile(block, name, "exec"), namespace)
+    rounds = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rounds] == ["1", "2", "3"]
+    assert all(0 <= float(row[1]) <= 1 for row in rounds)
+
+
+@pytest.fixture
+def plugins(tmp_path):
+    """The files of docs/extending.md in a folder."""
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    for block in blocks("docs/extending.md"):
+        if block.startswith("# plugins/"):
+            first, _, content = block.partition("\n")
+            (folder / first.removeprefix("# plugins/")).write_text(content)
+    assert {path.name for path in folder.iterdir()} == {"median.py", "tiny.py", "moons.py"}
+    return folder
+
+
+def fl_lightning(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "fl_lightning", *map(str, arguments)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_plugins_work_by_name(plugins, out):
+    flags = ["--method", "median", "--method.pull", 0.1, "--model", "tiny", "--model.width", 8, "--data", "moons"]
+    more = ["--data.samples", 300, "--training.lr", 0.5, "--federation.rounds", 3, "--out", out, "--json", "--quiet"]
+    done = fl_lightning("run", *flags, *more, FL_LIGHTNING_PLUGINS=str(plugins))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["round"] == 3
+    listed = fl_lightning("list", "methods", FL_LIGHTNING_PLUGINS=str(plugins)).stdout
+    assert "median" in listed
+    assert "Coordinate-wise median of the clients' models." in listed
+    help = fl_lightning("run", "--method", "median", "--help", FL_LIGHTNING_PLUGINS=str(plugins)).stdout
+    assert "Strength of the pull towards the server's model (mu); 0 is none. [0.0]" in help
+
+
+def test_a_plugin_passes_the_contract_tests(plugins):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "tests/methods/test_contract.py",
+            "-k",
+            "median",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+        ],
+        env={**os.environ, "FL_LIGHTNING_PLUGINS": str(plugins)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout or "[100%]" in done.stdout
+
+
+def test_a_broken_plugin_is_named(tmp_path):
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name")
+    done = fl_lightning("list", "methods", FL_LIGHTNING_PLUGINS=str(tmp_path))
+    assert done.returncode == 2
+    assert "broken.py cannot be imported: ModuleNotFoundError" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_readme_names_every_method():
+    text = (ROOT / "README.md").read_text()
+    for name, cls in discovery.discover("methods").items():
+        assert f"| `{name}` | {discovery.summary(cls)} |" in text
+
+
+def test_every_method_is_documented():
+    headings = re.findall(r"^## `?([a-z_]+)`?", (ROOT / "docs" / "methods.md").read_text(), re.MULTILINE)
+    assert set(discovery.discover("methods")) <= set(headings)
+
+
+def test_links_lead_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
