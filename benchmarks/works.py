@@ -116,8 +116,9 @@ def some_clients(num_samples: int, num_clients: int, scale: float) -> tuple[tupl
     return clients[:number], f"{number} of {num_clients} clients a round, all their samples"
 
 
-def synthetic(shape: tuple[int, ...], num_samples: int, num_test: int = 10_000) -> Dataset:
+def synthetic(shape: tuple[int, ...], num_samples: int) -> Dataset:
     """Ten noisy class means, as floats."""
+    num_test = 10_000
     stream = torch.Generator().manual_seed(0)
     means = torch.randn(NUM_CLASSES, *shape, generator=stream)
     y = torch.randint(NUM_CLASSES, (num_samples + num_test,), generator=stream)

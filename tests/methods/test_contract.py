@@ -59,9 +59,8 @@ def variants():
             choices = (True, False) if item.type is bool else ()
             if get_origin(item.type) is Literal:
                 choices = get_args(item.type)
-            found += [
-                f"{name}+{field}={json.dumps(choice).strip(chr(34))}" for choice in choices if choice != item.default
-            ]
+            others = [json.dumps(choice).strip('"') for choice in choices if choice != item.default]
+            found += [f"{name}+{field}={choice}" for choice in others]
     return found
 
 
