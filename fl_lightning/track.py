@@ -95,7 +95,9 @@ class Tracker:
             return str(found.experiment_id)
         local = self.uri.startswith("sqlite:")
         location = (out / "artifacts").resolve().as_uri() if local else None
-        return str(self._client.create_experiment(EXPERIMENT, artifact_location=location))
+        # The kind makes the UI show runs and charts first, not its tools for language models.
+        tags = {"mlflow.experimentKind": "custom_model_development"}
+        return str(self._client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags))
 
     def _find(self, experiment: str, attempt: str) -> Any:
         runs = self._client.search_runs([experiment], f"tags.`{ATTEMPT_TAG}` = '{attempt}'", max_results=1)

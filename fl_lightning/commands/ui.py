@@ -10,6 +10,9 @@ from pathlib import Path
 from fl_lightning.errors import require
 from fl_lightning.track import store_uri
 
+# The page of our experiment: the first one that is created after MLflow's own.
+CHARTS = "#/experiments/1/runs?compareRunsMode=CHART"
+
 
 def main(arguments: Sequence[str]) -> int:
     """Start the MLflow server on this machine's loopback address and stay until it is stopped."""
@@ -37,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         else:
             free = True
     require(free, f"port {options.port} is in use; choose another with --port")
-    print(f"MLflow UI on http://127.0.0.1:{options.port} (stop it with Ctrl-C)", flush=True)
+    address = f"http://127.0.0.1:{options.port}"
+    print(f"MLflow UI on {address} (stop it with Ctrl-C); runs and charts: {address}/{CHARTS}", flush=True)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", "127.0.0.1"]
     os.execv(sys.executable, [*command, "--port", str(options.port), "--workers", "1"])
