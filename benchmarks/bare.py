@@ -34,6 +34,7 @@ def fedavg(work: Work) -> Iterator[list[Tensor]]:
                 grads = torch.autograd.grad(loss, leaves)
                 with torch.no_grad():
                     torch._foreach_add_(leaves, grads, alpha=-lr)
+                del loss, grads  # the next step then finds the same memory, still in the cache
             with torch.no_grad():
                 torch._foreach_add_(total, leaves, alpha=len(work.clients[n]) / samples)
         server = total
@@ -63,6 +64,7 @@ def fola(work: Work, strength: float, damping: float) -> Iterator[list[Tensor]]:
                         torch._foreach_lerp_(leaves, server, pulls)
                     torch._foreach_add_(leaves, grads, alpha=-lr)
                     torch._foreach_addcmul_(fisher, grads, grads, value=len(batch) / len(work.clients[n]))
+                del loss, grads
             with torch.no_grad():
                 weight = len(work.clients[n]) / samples
                 torch._foreach_mul_(fisher, 1 / round)

@@ -34,29 +34,24 @@ class Case(NamedTuple):
     def task(self) -> Task:
         return Task(deepcopy(self.model))
 
-    def run(self, method: Method, engine: Engine | None = None, **changes) -> list[RoundRecord]:
-        """All rounds. `changes` go to Training, Federation or the case, wherever the field is."""
-        case, training, federation = self, self.training, self.federation
+    def changed(self, **changes) -> "Case":
+        """The case with other settings: each goes to Training, Federation or the case, wherever the field is."""
+        case = self
         for name, value in changes.items():
-            if hasattr(training, name):
-                training = replace(training, **{name: value})
-            elif hasattr(federation, name):
-                federation = replace(federation, **{name: value})
+            if hasattr(case.training, name):
+                case = case._replace(training=replace(case.training, **{name: value}))
+            elif hasattr(case.federation, name):
+                case = case._replace(federation=replace(case.federation, **{name: value}))
             else:
                 case = case._replace(**{name: value})
-        return list(
-            federate(
-                method,
-                case.task(),
-                case.dataset,
-                case.clients,
-                training,
-                federation,
-                engine or Functional(chunk=1),
-                case.seed,
-                case.holdout,
-            )
-        )
+        return case
+
+    def run(self, method: Method, engine: Engine | None = None, **changes) -> list[RoundRecord]:
+        """All rounds, with some settings changed."""
+        case = self.changed(**changes)
+        engine = engine or Functional(chunk=1)
+        arguments = (case.dataset, case.clients, case.training, case.federation, engine, case.seed, case.holdout)
+        return list(federate(method, case.task(), *arguments))
 
 
 def ragged(dtype: torch.dtype = torch.float64, seed: int = 0, sizes: tuple[int, ...] = (20, 7, 0, 33, 1)) -> Case:

@@ -107,17 +107,17 @@ def test_no_hook_changes_its_inputs(name):
 def test_going_on_after_any_round_changes_nothing(name):
     case, method = ragged(), method_of(name)
     records = run_or_skip(case, method, fraction=0.5)
-    federation = dataclasses.replace(case.federation, fraction=0.5)
+    case = case.changed(fraction=0.5)
+    arguments = (
+        case.dataset,
+        case.clients,
+        case.training,
+        case.federation,
+        Functional(chunk=1),
+        case.seed,
+        case.holdout,
+    )
     for done in records[:-1]:
-        arguments = (
-            case.dataset,
-            case.clients,
-            case.training,
-            federation,
-            Functional(chunk=1),
-            case.seed,
-            case.holdout,
-        )
         rest = list(federate(method, case.task(), *arguments, resume=done.after))
         assert [r.round for r in rest] == [r.round for r in records[done.round :]]
         assert equal_bits(final(rest), final(records))

@@ -32,17 +32,6 @@ METHODS = {
 }
 
 
-def changed(case, **changes):
-    """The case with other settings, as `Case.run` would change it."""
-    training = {k: v for k, v in changes.items() if hasattr(case.training, k)}
-    federation = {k: v for k, v in changes.items() if hasattr(case.federation, k)}
-    assert len(training) + len(federation) == len(changes)
-    return case._replace(
-        training=type(case.training)(**{**vars(case.training), **training}),
-        federation=type(case.federation)(**{**vars(case.federation), **federation}),
-    )
-
-
 def impulse_norm(num_steps, lr, momentum, mu):
     """|a|_1 without any formula: push a solver that stands still by one unit gradient, and see how far it moves."""
     total = 0.0
@@ -101,9 +90,9 @@ def diagnose(method, record):
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", METHODS)
 def test_matches_brute_force(name, setting):
-    case, method = changed(ragged(), **SETTINGS[setting]), METHODS[name]
+    case, method = ragged().changed(**SETTINGS[setting]), METHODS[name]
     if method.mu and case.training.momentum:
-        case = changed(case, momentum=0.0)
+        case = case.changed(momentum=0.0)
     records = case.run(method)
     for record, x in zip(records, run_by_hand(case, method, cohorts_of(records)), strict=True):
         assert largest_difference(record.after.state.params, x) < 1e-12
@@ -112,7 +101,7 @@ def test_matches_brute_force(name, setting):
 @pytest.mark.parametrize("engine", [Functional(chunk=8), Lightning()], ids=["vmap", "lightning"])
 @pytest.mark.parametrize("changes", [{"mu": 0.5}, {"mu": 0.0}], ids=["proximal", "momentum"])
 def test_matches_brute_force_on_every_engine(changes, engine):
-    case, method = changed(ragged(), momentum=0.0 if changes["mu"] else 0.9), FedNova(**changes)
+    case, method = ragged().changed(momentum=0.0 if changes["mu"] else 0.9), FedNova(**changes)
     records = case.run(method, engine)
     assert largest_difference(final(records), run_by_hand(case, method, cohorts_of(records))[-1]) < 1e-12
 

@@ -25,17 +25,6 @@ SETTINGS = {
 }
 
 
-def changed(case, **changes):
-    """The case with other settings, as `Case.run` would change it."""
-    training = {k: v for k, v in changes.items() if hasattr(case.training, k)}
-    federation = {k: v for k, v in changes.items() if hasattr(case.federation, k)}
-    assert len(training) + len(federation) == len(changes)
-    return case._replace(
-        training=type(case.training)(**{**vars(case.training), **training}),
-        federation=type(case.federation)(**{**vars(case.federation), **federation}),
-    )
-
-
 def run_by_hand(case, cohorts, option="II", server_lr=1.0, start=None):
     """Plain loops. Returns x, c and {client: c_n} after every round.
 
@@ -88,7 +77,7 @@ def assert_matches(case, records, history):
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_matches_brute_force(option, setting):
-    case = changed(ragged(), **SETTINGS[setting])
+    case = ragged().changed(**SETTINGS[setting])
     for server_lr in (1.0, 0.7):
         records = case.run(Scaffold(option=option, server_lr=server_lr))
         assert_matches(case, records, run_by_hand(case, cohorts_of(records), option, server_lr))
@@ -98,7 +87,7 @@ def test_matches_brute_force(option, setting):
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_matches_brute_force_on_every_engine(option, engine):
     """The memory's rows reach the right clients also where several train at once."""
-    case = changed(ragged(), fraction=0.75, rounds=4)
+    case = ragged().changed(fraction=0.75, rounds=4)
     records = case.run(Scaffold(option=option), engine)
     assert len(records[0].cohort.members) == 3
     assert_matches(case, records, run_by_hand(case, cohorts_of(records), option))
@@ -168,7 +157,7 @@ def test_converges_to_the_optimum_of_all_where_fedavg_does_not(option):
         torch.manual_seed(1)
         linear = nn.Linear(5, 3).double()
     case = ragged(sizes=(20, 7, 33))._replace(model=linear)
-    case = changed(case, lr=0.4, epochs=5, batch_size=None, weight_decay=0.4, rounds=40)
+    case = case.changed(lr=0.4, epochs=5, batch_size=None, weight_decay=0.4, rounds=40)
 
     def slope(method):
         x = final(case.run(method))
