@@ -23,18 +23,23 @@ Announce = Callable[[RunConfig, str], Callable[[int, Measurement], None]]
 
 
 def variant_settings(variant: str) -> dict[str, str]:
-    """The settings of a method with options, written `name` or `name+option=value+option=value`.
+    """The settings of a method with options, written `name+option=value+option=value`; `label:` may stand before it.
 
-    >>> variant_settings("fola+curvature=offline+strength=0")
-    {'method': 'fola', 'method.curvature': 'offline', 'method.strength': '0'}
+    >>> variant_settings("product only:fola+strength=0+damping=1e-3")
+    {'method': 'fola', 'method.strength': '0', 'method.damping': '1e-3'}
     """
-    name, *options = variant.split("+")
+    name, *options = variant.rpartition(":")[2].split("+")
     settings = {"method": name}
     for option in options:
         key, equals, value = option.partition("=")
         require(bool(equals), f"a method's option is written name=value, got {option!r} in {variant!r}")
         settings[f"method.{key}"] = value
     return settings
+
+
+def label_of(variant: str) -> str:
+    """What a variant is called in tables and pictures."""
+    return variant.partition(":")[0]
 
 
 def compare(
@@ -52,7 +57,8 @@ def compare(
         for variant in variants
     ]
     return [
-        Outcome(variant, seed, run(config, out, fresh, announce(config, variant))) for variant, seed, config in configs
+        Outcome(label_of(variant), seed, run(config, out, fresh, announce(config, label_of(variant))))
+        for variant, seed, config in configs
     ]
 
 

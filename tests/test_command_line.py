@@ -185,12 +185,21 @@ def test_an_unreachable_server_is_named_before_training(out, capsys, monkeypatch
 def test_compare_prints_a_table_and_saves_a_picture(out, capsys):
     flags = [flag for flag in QUICK if flag != "--quiet"]
     code, text, _ = call(
-        capsys, "compare", "--methods", "fedavg,fola+strength=0", "--seeds", "0,1", *flags, "--out", out, "--markdown"
+        capsys,
+        "compare",
+        "--methods",
+        "fedavg,product only:fola+strength=0",
+        "--seeds",
+        "0,1",
+        *flags,
+        "--out",
+        out,
+        "--markdown",
     )
     assert code == 0
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert rows[0].split("|")[1].strip() == "method"
-    assert [row.split("|")[1].strip() for row in rows[2:]] == ["fedavg", "fola+strength=0"]
+    assert [row.split("|")[1].strip() for row in rows[2:]] == ["fedavg", "product only"]
     assert all("±" in row for row in rows[2:])
     assert (out / "comparison.png").stat().st_size > 1000
 

@@ -9,7 +9,7 @@ from fl_lightning import config as configuration
 from fl_lightning.errors import UserError, require
 
 EPILOG = """All settings of `fl-lightning run` may follow, except method and seed; see fl-lightning run --help.
-Example: fl-lightning compare --methods fedavg,fola,fola+curvature=offline --seeds 0,1,2 --data.alpha 0.01"""
+Example: fl-lightning compare --methods fedavg,fola,offline:fola+curvature=offline --seeds 0,1,2 --data.alpha 0.01"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = ArgumentParser(
         prog="fl-lightning compare", description=__doc__, epilog=EPILOG, allow_abbrev=False, exit_on_error=False
     )
-    parser.add_argument("--methods", required=True, help="names, with commas; options as name+option=value")
+    parser.add_argument("--methods", required=True, help="names with commas, each as [label:]name[+option=value...]")
     parser.add_argument("--seeds", default="0", help="with commas [0]")
     parser.add_argument("--threshold", type=float, default=0.8, help="GA whose round of arrival is reported [0.8]")
     parser.add_argument("--config", action="append", default=[], help="YAML file with settings; flags override it")
