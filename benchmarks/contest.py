@@ -11,8 +11,8 @@ from statistics import median
 Seconds = dict[str, list[float]]
 
 
-def interleave(contestants: Mapping[str, Iterator[object]], turns: int) -> Seconds:
-    """One untimed turn, then `turns` timed ones, with a rotating order.
+def interleave(contestants: Mapping[str, Iterator[object]], turns: int, rotate: bool = True) -> Seconds:
+    """One untimed turn, then `turns` timed ones, with a rotating order unless they depend on each other.
 
     Returns:
         CPU seconds of every turn, by contestant.
@@ -24,7 +24,8 @@ def interleave(contestants: Mapping[str, Iterator[object]], turns: int) -> Secon
     gc.freeze()  # collections during the turns are then short, and the same for all
     seconds: Seconds = {name: [] for name in names}
     for turn in range(turns):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        first = turn % len(names) if rotate else 0
+        for name in names[first:] + names[:first]:
             start = time.process_time()
             next(contestants[name])
             seconds[name].append(time.process_time() - start)

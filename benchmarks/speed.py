@@ -1,6 +1,7 @@
 """Works 1 to 3: bare loop, functional engine and Lightning engine, for FedAvg and FOLA."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from statistics import median
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from fl_lightning.engines.lightning import Lightning
 from fl_lightning.method import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
+from fl_lightning.task import Task
 
 # In float64. In float32 a rounding can flip a ReLU or a maximum of a pooling, and the paths then part for good.
 TOLERANCE = 1e-10
@@ -30,7 +32,10 @@ def measure_speed(work: Work) -> list[Row]:
     rows = []
     for method in ("fedavg", "fola"):
         base = f"{method} bare"
-        for engine, aim in (("functional", work.aims.functional), ("lightning", work.aims.lightning)):
+        engines = {"functional": work.aims.functional, "lightning": work.aims.lightning}
+        if batches_clients(work):  # the bare loop does not: like is compared with like only at chunk 1
+            engines["functional chunk 1"] = work.aims.functional
+        for engine, aim in engines.items():
             name = f"{method} {engine}"
             note = f"{milliseconds(seconds, name)} against {milliseconds(seconds, base)} ms a round"
             rows.append(Row(work.name, f"{name} / bare", paired_ratio(seconds, name, base), "x", aim, note))
@@ -43,14 +48,22 @@ def measure_speed(work: Work) -> list[Row]:
 
 def contestants(work: Work) -> dict[str, Iterator[list[Tensor]]]:
     """Who is compared: each yields the server's model after every round."""
-    return {
+    runs = {
         "fedavg bare": bare.fedavg(work),
         "fedavg functional": models(work, FedAvg(), Functional()),
+        "fedavg functional chunk 1": models(work, FedAvg(), Functional(1)),
         "fedavg lightning": models(work, FedAvg(), Lightning()),
         "fola bare": bare.fola(work, PRIOR.strength, PRIOR.damping),
         "fola functional": models(work, PRIOR, Functional()),
+        "fola functional chunk 1": models(work, PRIOR, Functional(1)),
         "fola lightning": models(work, PRIOR, Lightning()),
     }
+    return {name: run for name, run in runs.items() if batches_clients(work) or "chunk" not in name}
+
+
+def batches_clients(work: Work) -> bool:
+    """Whether the engine's `auto` trains several clients at once by vmap."""
+    return Functional().chunk_for(Task(deepcopy(work.model))) > 1
 
 
 def largest_difference(work: Work) -> float:

@@ -10,19 +10,23 @@ from fl_lightning.probes import Measurement
 class Progress:
     """A bar on the error stream; silent if asked to be."""
 
-    def __init__(self, rounds: int, label: str, quiet: bool = False) -> None:
+    def __init__(self, rounds: int, label: str, quiet: bool = False, verbose: bool = False) -> None:
         # A terminal sees the bar move; a log file gets a line every ten seconds.
         interval = 0.1 if sys.stderr.isatty() else 10
         self._bar = tqdm(
             total=rounds, desc=label, unit="round", disable=quiet, mininterval=interval, dynamic_ncols=True
         )
         self._warned = False
+        self._verbose = verbose
 
     def show(self, round: int, measurement: Measurement) -> None:
         """Advance to this round."""
         metrics = measurement.metrics
         self._bar.set_postfix_str(f"GA {metrics['GA']:.1%}, LA {metrics['LA']:.1%}", refresh=False)
         self._bar.update(round - self._bar.n)
+        if self._verbose:
+            numbers = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+            self._bar.write(f"round {round}: {numbers}", file=sys.stderr)
         stability = metrics.get("prior_stability", 0.0)
         if stability > 1 and not self._warned and not self._bar.disable:
             self._warned = True

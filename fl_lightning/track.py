@@ -131,10 +131,11 @@ def _check_reachable(uri: str) -> None:
 def _explained(uri: str) -> Iterator[None]:
     """MLflow's failures as one line."""
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
-    except (MlflowException, OSError, sqlite3.Error) as error:
+    except (MlflowException, SQLAlchemyError, OSError, sqlite3.Error) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"cannot write to the MLflow store {uri}: {reason}; finished rounds are saved, the same command resumes"

@@ -1,10 +1,9 @@
 """The command line as a user meets it. Errors are one line and exit code 2."""
 
 import json
-import os
+import socket
 import subprocess
 import sys
-import urllib.request
 
 import pytest
 import yaml
@@ -12,6 +11,7 @@ import yaml
 from fl_lightning import discovery
 from fl_lightning.__main__ import COMMANDS, main
 from fl_lightning.config import parse, schema_of
+from tests.servers import free_port, serving, wait_for
 
 QUICK = [
     *("--data", "digits", "--data.subset", "0.2", "--data.clients", "4", "--model", "softmax"),
@@ -217,36 +217,14 @@ def test_ctrl_c_is_quiet(monkeypatch, capsys):
 def test_the_ui_serves_the_runs_on_loopback(out, capsys):
     call(capsys, "run", *QUICK, "--out", out)
     port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fl_lightning", "ui", "--out", str(out), "--port", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
+    with serving("fl_lightning", "ui", "--out", str(out), "--port", str(port)):
         assert "MLflow" in wait_for(f"http://127.0.0.1:{port}")
-    finally:
-        os.killpg(process.pid, 9)
-        process.wait()
+        with pytest.raises(OSError, match="refused"):  # any other address of this machine
+            socket.create_connection(("127.0.0.2", port), timeout=5)
 
 
-def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_for(url, seconds=90):
-    import time
-
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=5) as page:
-                return page.read().decode()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.3)
+def test_verbose_shows_all_metrics(out, capsys):
+    flags = [flag for flag in QUICK if flag != "--quiet"]
+    _, _, error = call(capsys, "run", "--method", "fola", *flags, "--out", out, "--verbose")
+    assert "round 2: GA" in error
+    assert "weight_shift" in error

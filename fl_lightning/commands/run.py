@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     from fl_lightning.experiment import run  # imports what only a run needs
     from fl_lightning.progress import Progress
 
-    with Progress(config.federation.rounds, _label(config), quiet=options.quiet) as progress:
+    with Progress(config.federation.rounds, _label(config), options.quiet, options.verbose) as progress:
         result = run(config, options.out, options.fresh, progress.show)
     if result.status == "diverged":
         print(f"fl-lightning: {result.message}; rounds before it are saved in {result.folder}", file=sys.stderr)
@@ -51,6 +51,7 @@ def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--print_config", "--print-config", action="store_true")
     try:
         options, flags = parser.parse_known_args(list(arguments))
@@ -75,6 +76,7 @@ def help_text(flags: Sequence[str]) -> str:
         *_entry("--fresh", "Forget what an earlier process has computed for these settings."),
         *_entry("--json", "Print the final GA, LA, round and run_id as JSON in the last line."),
         *_entry("--quiet", "No progress bar, no summary."),
+        *_entry("--verbose", "All metrics of every round."),
         "",
         f"Settings for {chosen}. Another choice has other settings:",
         "fl-lightning run --method NAME --help.",
