@@ -17,6 +17,7 @@ from fl_lightning.errors import UserError
 from fl_lightning.method import Context, Method, Step
 from fl_lightning.params import Params, zip_map
 from fl_lightning.penalty import prior_loss
+from fl_lightning.per_sample import squared_gradients
 from fl_lightning.task import Task, Weights
 
 
@@ -84,7 +85,7 @@ class Observer(pl.Callback):
         if self.method.needs_squares:
             assert isinstance(pl_module, Client)
             weights = Weights(zip_map(torch.detach, pl_module.params()), dict(pl_module.model.named_buffers()))
-            self.squares = pl_module.task.squared_gradients(weights, *batch)
+            self.squares = squared_gradients(pl_module.task, weights, *batch)
 
     @override
     def on_before_optimizer_step(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fl_lightning.data.plan import BLOCK, ClientData
 from fl_lightning.params import Params, zeros, zip_map
+from fl_lightning.per_sample import squared_gradients
 from fl_lightning.task import Task, Weights
 
 FisherKind = Literal["minibatch", "per_sample"]
@@ -33,7 +34,7 @@ def diagonal_fisher(task: Task, weights: Weights, data: ClientData, kind: Fisher
     with _evaluation_mode(task):
         for x, y in data.blocks(size):
             if kind == "per_sample":
-                squares = task.squared_gradients(weights, x, y)
+                squares = squared_gradients(task, weights, x, y)
             else:
                 squares = zip_map(torch.square, _gradient(task, weights, x, y))
             _accumulate(total, squares, len(y) / len(data))

@@ -6,13 +6,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 
-from fl_lightning.errors import require
 from fl_lightning.params import Params
-
-# Forward passes over the test set in blocks of this many samples: larger ones leave the cache and are slower.
-EVALUATION_BATCH = 1000
 
 
 class Weights(NamedTuple):
@@ -78,22 +74,6 @@ class Task:
         """Mean over the samples that the mask (1 or 0) keeps; padded batches need it."""
         losses = self.likelihood(self.logits(weights, x), y, reduction="none")
         return (losses * mask).sum() / mask.sum().clamp(min=1)
-
-    def squared_gradients(self, weights: Weights, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Params:
-        """Mean over the batch of the squared per-sample gradients, (1/b) sum_i (grad log p(y_i | x_i, theta))^2."""
-        require(
-            not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.model.modules()),
-            "per-sample gradients do not exist in a network with BatchNorm, whose samples depend on each other; "
-            "use --method.fisher minibatch or a model without BatchNorm",
-        )
-
-        def sample_loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
-            return self.loss(Weights(params, weights.buffers), x.unsqueeze(0), y.unsqueeze(0))
-
-        grads = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")(weights.params, x, y)
-        share = torch.full_like(y, 1, dtype=self.dtype) if mask is None else mask
-        share = share / share.sum().clamp(min=1)
-        return {name: torch.tensordot(share, g.square(), dims=1) for name, g in grads.items()}
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

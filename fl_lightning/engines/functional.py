@@ -16,6 +16,7 @@ from fl_lightning.errors import require
 from fl_lightning.method import Context, Method, Step
 from fl_lightning.optimiser import is_plain, sgd
 from fl_lightning.params import Params, row, zeros, zip_map
+from fl_lightning.per_sample import squared_gradients
 from fl_lightning.task import Task, Weights
 
 # On a CPU, batching clients by vmap pays only while the weights of all of them stay in the cache.
@@ -83,7 +84,7 @@ def train_one(method: Method, task: Task, context: Context, buffers: Params, pla
         for index, batch in enumerate(plan.all_batches()):
             x, y = data.fetch(batch)
             fraction = len(batch) / size
-            squares = task.squared_gradients(Weights(params, buffers), x, y) if needs_squares else None
+            squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
             loss = task.likelihood(model(x), y)
             grads = torch.autograd.grad(loss, leaves)
             losses.append(loss.detach())
@@ -138,7 +139,7 @@ def train_many(method: Method, task: Task, context: Context, buffers: Params, pl
         new_params, new_velocity = sgd(params, total, velocity, training)
         new_trace = trace
         if method.observes:
-            squares = task.squared_gradients(Weights(params, stats), x, y, mask) if method.needs_squares else None
+            squares = squared_gradients(task, Weights(params, stats), x, y, mask) if method.needs_squares else None
             epoch, position = index // length, index % length
             seen = Step(index, new_params, grad, squares, mask.sum() / size, epoch, position == length - 1)
             new_trace = method.observe(trace, seen)

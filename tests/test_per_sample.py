@@ -1,0 +1,110 @@
+import pytest
+import torch
+from torch import nn
+
+from fl_lightning.per_sample import from_layers, from_samples
+from fl_lightning.task import Task
+
+X = torch.randn(7, 2, 9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.arange(7) % 3
+
+
+class Twice(nn.Module):
+    """One layer, used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(162, 162)
+        self.out = nn.Linear(162, 3)
+
+    def forward(self, x):
+        return self.out(self.layer(torch.tanh(self.layer(x.flatten(1)))))
+
+
+class Scaled(nn.Module):
+    """A parameter that belongs to no known layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.out = nn.Linear(162, 3)
+
+    def forward(self, x):
+        return self.scale * self.out(x.flatten(1))
+
+
+def flat(*layers):
+    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(3))
+
+
+KNOWN = {
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(162, 5), nn.ReLU(), nn.Linear(5, 3)),
+    "without bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(162, 3, bias=False)),
+    "convolution": lambda: flat(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 2)),
+    "strides and padding": lambda: flat(nn.Conv2d(2, 4, (3, 2), stride=2, padding=(1, 0), dilation=2, bias=False)),
+}
+UNKNOWN = {
+    "used twice": Twice,
+    "no layer": Scaled,
+    "groups": lambda: flat(nn.Conv2d(2, 4, 3, groups=2)),
+    "circular": lambda: flat(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular")),
+    "in place": lambda: nn.Sequential(nn.Flatten(), nn.Linear(162, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)),
+    "positions": lambda: nn.Sequential(nn.Linear(9, 4), nn.Flatten(), nn.Linear(72, 3)),
+}
+
+
+def task_of(build):
+    torch.manual_seed(0)
+    model = build().double()
+    model(X)
+    return Task(model)
+
+
+def brute_force(task):
+    total = {name: torch.zeros_like(value) for name, value in task.initial.params.items()}
+    for x, y in zip(X, Y, strict=True):
+        loss = nn.functional.cross_entropy(task.model(x[None]), y[None])
+        for name, slope in zip(total, torch.autograd.grad(loss, list(task.model.parameters())), strict=True):
+            total[name] += slope**2 / len(Y)
+    return total
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_layers_equal_a_loop_over_samples(name):
+    task = task_of(KNOWN[name])
+    found, expected = from_layers(task, task.initial, X, Y), brute_force(task)
+    assert list(found) == list(expected)
+    for key, value in expected.items():
+        assert torch.allclose(found[key], value, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", KNOWN | UNKNOWN)
+def test_samples_equal_a_loop_over_samples(name):
+    task = task_of((KNOWN | UNKNOWN)[name])
+    found, expected = from_samples(task, task.initial, X, Y), brute_force(task)
+    for key, value in expected.items():
+        assert torch.allclose(found[key], value, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_other_networks_are_left_to_samples(name):
+    task = task_of(UNKNOWN[name])
+    assert from_layers(task, task.initial, X, Y) is None
+
+
+def test_a_mask_leaves_samples_out():
+    task = task_of(KNOWN["linear"])
+    mask = torch.tensor([1.0, 1, 1, 0, 0, 0, 0], dtype=torch.float64)
+    found = from_samples(task, task.initial, X, Y, mask)
+    expected = from_samples(task, task.initial, X[:3], Y[:3])
+    assert all(torch.allclose(found[name], expected[name]) for name in expected)
+
+
+def test_frozen_layers_are_skipped():
+    torch.manual_seed(0)
+    model = KNOWN["linear"]().double()
+    model[1].requires_grad_(False)
+    task = Task(model)
+    found, expected = from_layers(task, task.initial, X, Y), from_samples(task, task.initial, X, Y)
+    assert list(found) == ["3.weight", "3.bias"]
+    assert all(torch.allclose(found[name], expected[name]) for name in expected)
