@@ -3,7 +3,7 @@
 In a linear layer with inputs a_i and slopes d_i of the loss at its outputs, the gradient of sample i is d_i a_i^T, and
 its square d_i^2 (a_i^2)^T: the sum over samples is one matrix product, and no per-sample gradient is ever formed.
 Convolutions are linear in their patches. Networks with other parameters go through torch.func, which forms all
-per-sample gradients: on the network 784-500-300-10 that takes about a hundred times as long.
+per-sample gradients; on one CPU thread that took 24 times as long for 784-500-300-10, 3 times for the CIFAR CNN.
 """
 
 from collections.abc import Callable
