@@ -29,6 +29,7 @@ class Client(pl.LightningModule):
         self.model = task.model
         self.method, self.task, self.plan = method, task, plan
         self.penalty = method.penalty(context)
+        self.pull: Params = {}  # the penalty's gradient at the present step
         self.losses: list[Tensor] = []
         self.shares: list[float] = []
 
@@ -42,7 +43,10 @@ class Client(pl.LightningModule):
         loss = self.task.likelihood(self.model(x), y)
         self.losses.append(loss.detach())
         self.shares.append(len(y) / len(self.plan.data))
-        return loss if self.penalty is None else loss + prior_loss(self.penalty, self.params())
+        if self.penalty is None:
+            return loss
+        prior, self.pull = prior_loss(self.penalty, self.params())
+        return loss + prior
 
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -98,7 +102,7 @@ class Observer(pl.Callback):
         params = pl_module.params()
         total = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in params.items()}
         if pl_module.penalty is not None:
-            total = zip_map(torch.sub, total, pl_module.penalty.grad(zip_map(torch.detach, params)))
+            total = zip_map(torch.sub, total, pl_module.pull)
         elif trainer.gradient_clip_val is not None:
             total = zip_map(torch.clone, total)  # clipping scales the gradients in place
         self.grad = total

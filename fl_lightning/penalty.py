@@ -27,6 +27,10 @@ class Penalty(ABC):
     def grad(self, params: Params) -> Params:
         """The gradient of P at theta."""
 
+    def value_and_grad(self, params: Params) -> tuple[Tensor, Params]:
+        """Both at once, for penalties where one is a step towards the other."""
+        return self.value(params), self.grad(params)
+
     def descent(self, lr: float) -> Callable[[Params], None]:
         """A function that does theta <- theta - lr * grad P(theta) in place: plain SGD's share of the penalty."""
 
@@ -52,13 +56,17 @@ class Quadratic(Penalty):
     stiffness: Params | float
 
     def value(self, params: Params) -> Tensor:
-        offset = zip_map(torch.sub, params, self.centre)
-        if isinstance(self.stiffness, float | int):
-            return 0.5 * self.stiffness * _dot(offset, offset)
-        return 0.5 * _dot(zip_map(torch.mul, self.stiffness, offset), offset)
+        return self.value_and_grad(params)[0]
 
     def grad(self, params: Params) -> Params:
+        return self._slope(zip_map(torch.sub, params, self.centre))
+
+    def value_and_grad(self, params: Params) -> tuple[Tensor, Params]:
         offset = zip_map(torch.sub, params, self.centre)
+        slope = self._slope(offset)
+        return 0.5 * _dot(slope, offset), slope
+
+    def _slope(self, offset: Params) -> Params:
         if isinstance(self.stiffness, float | int):
             return zip_map(lambda o: o * self.stiffness, offset)
         return zip_map(torch.mul, self.stiffness, offset)
@@ -106,25 +114,26 @@ class Detached(Penalty):
 
 
 class _Attached(torch.autograd.Function):
-    """Gives a penalty's value an autograd node whose backward is the closed-form gradient."""
+    """Gives a value an autograd node with a gradient that is known already."""
 
     @staticmethod
-    def forward(ctx: Any, penalty: Penalty, names: tuple[str, ...], *values: Tensor) -> Tensor:
-        ctx.penalty, ctx.names = penalty, names
-        ctx.save_for_backward(*values)
-        return penalty.value(dict(zip(names, values, strict=True)))
+    def forward(ctx: Any, value: Tensor, slopes: tuple[Tensor, ...], *params: Tensor) -> Tensor:
+        ctx.slopes = slopes
+        return value
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
-        grad = ctx.penalty.grad(dict(zip(ctx.names, ctx.saved_tensors, strict=True)))
-        return (None, None, *(slopes[0] * grad[name] for name in ctx.names))
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        if bool(outer[0] == 1):  # the loss itself is differentiated: spare a pass over all parameters
+            return (None, None, *ctx.slopes)
+        return (None, None, *(outer[0] * slope for slope in ctx.slopes))
 
 
-def prior_loss(penalty: Penalty, params: Params) -> Tensor:
-    """P(theta) as a loss that can be added to the task's loss and differentiated."""
-    value: Tensor = _Attached.apply(penalty, tuple(params), *params.values())  # type: ignore[no-untyped-call]
-    return value
+def prior_loss(penalty: Penalty, params: Params) -> tuple[Tensor, Params]:
+    """P(theta) as a loss that can be added to the task's loss and differentiated, and its gradient."""
+    value, grad = penalty.value_and_grad(zip_map(torch.detach, params))
+    loss: Tensor = _Attached.apply(value, tuple(grad.values()), *params.values())  # type: ignore[no-untyped-call]
+    return loss, grad
 
 
 def _dot(a: Params, b: Params) -> Tensor:
-    return torch.stack([torch.sum(a[name] * b[name]) for name in a]).sum()
+    return torch.stack([torch.dot(a[name].reshape(-1), b[name].reshape(-1)) for name in a]).sum()

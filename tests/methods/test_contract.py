@@ -169,7 +169,7 @@ def test_penalties_are_differentiated_correctly(name):
         expected = grad(penalty.value)(params)
         assert largest_difference(penalty.grad(params), expected) < 1e-12
         leaves = {k: v.clone().requires_grad_() for k, v in params.items()}
-        attached = torch.autograd.grad(3 * prior_loss(penalty, leaves), list(leaves.values()))
+        attached = torch.autograd.grad(3 * prior_loss(penalty, leaves)[0], list(leaves.values()))
         assert (
             largest_difference(dict(zip(leaves, attached, strict=True)), {k: 3 * v for k, v in expected.items()})
             < 1e-11
