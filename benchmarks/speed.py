@@ -63,7 +63,8 @@ def contestants(work: Work) -> dict[str, Iterator[list[Tensor]]]:
 
 def batches_clients(work: Work) -> bool:
     """Whether the engine's `auto` trains several clients at once by vmap."""
-    return Functional().chunk_for(Task(deepcopy(work.model))) > 1
+    steps = [work.training.steps_per_epoch(len(client)) for client in work.clients]
+    return Functional().chunk_for(Task(deepcopy(work.model)), steps) > 1
 
 
 def largest_difference(work: Work) -> float:

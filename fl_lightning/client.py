@@ -30,12 +30,13 @@ class Client(pl.LightningModule):
         self.method, self.task, self.plan = method, task, plan
         self.penalty = method.penalty(context)
         self.pull: Params = {}  # the penalty's gradient at the present step
+        self._params: Params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.losses: list[Tensor] = []
         self.shares: list[float] = []
 
     def params(self) -> Params:
         """The live parameters by name."""
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        return self._params
 
     @override
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:

@@ -144,6 +144,7 @@ def _run(config: RunConfig, out: Path, folder: Path, watch: Watch) -> Result:
                 checkpoint.write(folder, config.identity, record.after, history)
                 tracker.log_rounds([(record.round, history[-1].metrics)])
                 watch(record.round, history[-1])
+                del record  # the models of all its clients
         except Diverged as divergence:
             status, message = "diverged", str(divergence)
             tracker.tag("diverged", f"round {divergence.round}, client {divergence.client}")

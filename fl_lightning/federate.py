@@ -168,8 +168,9 @@ def federate(
         for number in range(now.round + 1, federation.rounds + 1):
             cohort = draw_cohort(method, server, with_round_lr(training, number), federation, number)
             record = run_round(method, task, data, engine, cohort, now)
-            yield record
             now = record.after
+            yield record
+            del record  # its clients' models need not stay while the next round is computed
 
     return rounds()
 

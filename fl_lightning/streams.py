@@ -38,6 +38,16 @@ def numpy_generator(seed: int, purpose: str, *parts: int) -> np.random.Generator
 @contextmanager
 def global_noise(seed: int, purpose: str, *parts: int) -> Iterator[None]:
     """Seed torch's global generators for code that we do not own (dropout, weight initialisation), and restore them."""
-    with torch.random.fork_rng():
-        torch.manual_seed(key(seed, purpose, *parts))
+    # The generators' own methods: `torch.manual_seed` and `fork_rng` cost more than a small fit takes.
+    number = key(seed, purpose, *parts)
+    kept = torch.default_generator.get_state()
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    torch.default_generator.manual_seed(number)
+    if on_gpus:
+        torch.cuda.manual_seed_all(number)
+    try:
         yield
+    finally:
+        torch.default_generator.set_state(kept)
+        if on_gpus:
+            torch.cuda.set_rng_state_all(on_gpus)

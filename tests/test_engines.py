@@ -96,10 +96,11 @@ def test_the_observer_refuses_accumulated_gradients_and_mixed_precision():
 
 
 def test_auto_batches_tiny_models_only():
-    assert Functional().chunk_for(Task(network())) == AUTO_CHUNK
-    large = torch.nn.Linear(784, 500)
-    assert Functional().chunk_for(Task(large)) == 1
-    assert Functional(chunk=7).chunk_for(Task(large)) == 7
+    tiny, large = Task(network()), Task(torch.nn.Linear(784, 500))
+    assert Functional().chunk_for(tiny, [6, 6, 5]) == AUTO_CHUNK
+    assert Functional().chunk_for(tiny, [90, 6, 5]) == 1  # all would wait for the longest
+    assert Functional().chunk_for(large, [6, 6, 6]) == 1
+    assert Functional(chunk=7).chunk_for(large, [90, 6]) == 7
 
 
 def test_a_chunk_must_hold_somebody():
