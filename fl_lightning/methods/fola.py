@@ -108,7 +108,7 @@ class Fola(Method):
         prior: Prior = context.shared
         if self.strength == 0 or prior.round == 1:  # Lambda_S is still zero
             return None
-        strength = self.strength / prior.round if self._accumulates else self.strength
+        strength = self._strength_in(prior.round)
         gamma = self._gamma(prior.precision) if self.damping_in_prior else 0.0
         pull = Quadratic(context.start, zip_map(lambda a: (a + gamma) * strength, prior.precision))
         return Detached(pull) if self.detached_prior else pull
@@ -167,7 +167,9 @@ class Fola(Method):
         numbers["precision_mean"] = float(server.mean())
         numbers["precision_share"] = [share / total if total > 0 else 0.0 for share in shares]
         numbers["weight_shift"] = self._weight_shift(reports, precision, cohort.weights)
-        numbers["prior_stability"] = cohort.training.lr * self.strength * quantiles[-1]
+        # Of the next round, whose prior this is; a detached prior takes no step.
+        strength = 0.0 if self.detached_prior else self._strength_in(cohort.round + 1)
+        numbers["prior_stability"] = cohort.training.lr * strength * quantiles[-1]
         return numbers
 
     @property
@@ -185,6 +187,10 @@ class Fola(Method):
     @property
     def _accumulates(self) -> bool:
         return self.round_scaling == "code" and self.curvature == "online"
+
+    def _strength_in(self, round: int) -> float:
+        """The weight of the prior loss in a round."""
+        return self.strength / round if self._accumulates else self.strength
 
     def _gamma(self, precision: Params) -> float:
         """The damping in absolute terms."""
