@@ -30,7 +30,7 @@ def squared_gradients(task: Task, weights: Weights, x: Tensor, y: Tensor, mask: 
         mask: Which samples count (1 or 0), for padded batches under vmap.
     """
     require(
-        not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.model.modules()),
+        not task.couples_samples,
         "per-sample gradients do not exist in a network with BatchNorm, whose samples depend on each other; "
         "use --method.fisher minibatch or a model without BatchNorm",
     )

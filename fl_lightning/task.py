@@ -40,6 +40,11 @@ class Task:
         return sum(value.numel() for value in self.initial.params.values())
 
     @property
+    def couples_samples(self) -> bool:
+        """Whether the output for a sample depends on the others of its batch, as BatchNorm makes it in training."""
+        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.model.modules())
+
+    @property
     def dtype(self) -> torch.dtype:
         return next(iter(self.initial.params.values())).dtype
 

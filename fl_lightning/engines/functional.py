@@ -33,8 +33,8 @@ class Functional(Engine):
     dropout, chunk 1 draws the same masks as the Lightning engine; larger chunks draw others of the same distribution.
 
     Attributes:
-        chunk: Clients trained at once: 1 is a plain loop, more are batched by torch.func.vmap, auto picks by device
-            and model size.
+        chunk: Clients trained at once: 1 is a plain loop, more are batched by torch.func.vmap, auto picks by device,
+            model size and how alike the clients' sizes are. Networks with BatchNorm are always trained one by one.
     """
 
     chunk: int | Literal["auto"] = "auto"
@@ -59,6 +59,8 @@ class Functional(Engine):
 
     def chunk_for(self, task: Task, steps: Sequence[int]) -> int:
         """The number of clients to train at once, given the steps that each of them takes."""
+        if task.couples_samples:
+            return 1  # the padding of smaller batches would enter BatchNorm's statistics
         if self.chunk != "auto":
             return int(self.chunk)
         if task.device.type != "cpu":
@@ -90,7 +92,7 @@ def train_one(method: Method, task: Task, context: Context, buffers: Params, pla
             fraction = len(batch) / size
             squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
             loss = task.likelihood(model(x), y)
-            grads = torch.autograd.grad(loss, leaves)
+            grads = torch.autograd.grad(loss, leaves, materialize_grads=True)
             losses.append(loss.detach())
             shares.append(fraction)
             if plain:  # the penalty first: both gradients are taken at the same theta

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_lightning.curvature import FisherKind, diagonal_fisher
 from fl_lightning.errors import require
@@ -121,9 +121,8 @@ class FedCurv(Method):
         require(0 <= self.strength < float("inf"), f"method.strength must be finite and >= 0, got {self.strength}")
 
     def check(self, training: Training, server: Server) -> None:
-        modules = server.task.model.modules()
         require(
-            self.fisher == "minibatch" or not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+            self.fisher == "minibatch" or not server.task.couples_samples,
             "method.fisher per_sample needs a model whose samples do not depend on each other, got one with BatchNorm; "
             "use --method.fisher minibatch or another model",
         )
