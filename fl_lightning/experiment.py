@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,8 +155,9 @@ def _run(config: RunConfig, out: Path, folder: Path, watch: Watch) -> Result:
         tracker.finish("FINISHED")
         _write_result(result)
         return result
-    except KeyboardInterrupt:
-        tracker.finish("KILLED")
+    except BaseException as reason:
+        with suppress(UserError):  # the store itself may be what failed
+            tracker.finish("KILLED" if isinstance(reason, KeyboardInterrupt) else "FAILED")
         raise
 
 

@@ -109,6 +109,8 @@ def test_an_interrupted_run_goes_on_in_the_same_mlflow_run(out, after):
 
     with pytest.raises(StopError):
         experiment.run(config(), out, watch=stop)
+    _, (stopped,) = mlflow_runs(out)
+    assert stopped.info.status == "FAILED"
     computed = []
     result = experiment.run(config(), out, watch=lambda number, _: computed.append(number))
     assert computed == [1, 2, 3, 4]
