@@ -27,9 +27,7 @@ def diagonal_fisher(task: Task, weights: Weights, data: ClientData, kind: Fisher
         kind: Which estimator.
         batch_size: Samples per minibatch, null for all at once; the per-sample estimator does not depend on it.
     """
-    size = batch_size or len(data)
-    if kind == "per_sample":  # one gradient per sample of a block is in memory: at most 64 MB of them
-        size = max(1, min(BLOCK, 2**24 // task.num_params))
+    size = BLOCK if kind == "per_sample" else batch_size or len(data)
     total = zeros(weights.params)
     with _evaluation_mode(task):
         for x, y in data.blocks(size):

@@ -15,8 +15,11 @@ from torch.func import grad, vmap
 from torch.nn.functional import unfold
 
 from fl_lightning.errors import require
-from fl_lightning.params import Params
+from fl_lightning.params import Params, cast_like, weighted_sum
 from fl_lightning.task import Task, Weights
+
+# Numbers in all the per-sample gradients that are in memory at once: 64 MB in float32.
+LARGEST_BLOCK = 2**24
 
 
 def squared_gradients(task: Task, weights: Weights, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Params:
@@ -34,11 +37,16 @@ def squared_gradients(task: Task, weights: Weights, x: Tensor, y: Tensor, mask: 
         "per-sample gradients do not exist in a network with BatchNorm, whose samples depend on each other; "
         "use --method.fisher minibatch or a model without BatchNorm",
     )
-    if mask is None:  # hooks and autograd do not work under vmap
-        by_layers = from_layers(task, weights, x, y)
-        if by_layers is not None:
-            return by_layers
-    return from_samples(task, weights, x, y, mask)
+    if mask is not None:  # hooks and autograd do not work under vmap
+        return from_samples(task, weights, x, y, mask)
+    by_layers = from_layers(task, weights, x, y)
+    if by_layers is not None:
+        return by_layers
+    size = max(1, LARGEST_BLOCK // task.num_params)
+    blocks = list(zip(torch.split(x, size), torch.split(y, size), strict=True))
+    means = [from_samples(task, weights, *block) for block in blocks]
+    shares = [len(labels) / len(y) for _, labels in blocks]
+    return cast_like(weighted_sum(means, shares), weights.params)
 
 
 def from_samples(task: Task, weights: Weights, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Params:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.per_sample import from_layers, from_samples
+from fl_lightning.per_sample import from_layers, from_samples, squared_gradients
 from fl_lightning.task import Task
 
 X = torch.randn(7, 2, 9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -90,6 +90,13 @@ def test_samples_equal_a_loop_over_samples(name):
 def test_other_networks_are_left_to_samples(name):
     task = task_of(UNKNOWN[name])
     assert from_layers(task, task.initial, X, Y) is None
+
+
+def test_blocks_bound_the_memory_and_change_nothing(monkeypatch):
+    task = task_of(UNKNOWN["no layer"])
+    monkeypatch.setattr("fl_lightning.per_sample.LARGEST_BLOCK", 3 * task.num_params)
+    found, expected = squared_gradients(task, task.initial, X, Y), brute_force(task)
+    assert all(torch.allclose(found[name], value, atol=1e-14) for name, value in expected.items())
 
 
 def test_a_mask_leaves_samples_out():
