@@ -34,6 +34,14 @@ SETTINGS = {
     "engine.chunk": 1,
 }
 
+# Options that give a method more state to keep.
+STATEFUL = {
+    "fednova": {"method.server_momentum": 0.9},
+    "fedpa": {"method.server_momentum": 0.9},
+    "fedcurv": {"method.memory": "all"},
+    "data_sharing": {"method.warmup_epochs": 1},
+}
+
 
 def undisturbed(settings):
     config = configure(settings)
@@ -74,7 +82,7 @@ def kill_after_rounds(process, folder, number):
 
 @pytest.mark.parametrize("name", discovery.discover("methods"))
 def test_killed_runs_end_at_the_same_numbers(name, out):
-    settings = {"method": name, **SETTINGS}
+    settings = {"method": name, **SETTINGS, **STATEFUL.get(name, {})}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     random.seed(name)
     for number in (0, 1, 3, 0, 2) if name == "fola" else (0, 2):
