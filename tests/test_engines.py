@@ -1,3 +1,5 @@
+import signal
+
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -81,6 +83,17 @@ def test_user_callbacks_see_every_fit_and_every_epoch():
     assert (counter.fits, counter.epochs) == (8, 16)
     assert counter.clients == [0, 1, 3, 4] * 2
     assert equal_bits(with_counter, final(case.run(FedAvg(), Lightning(), rounds=2)))
+
+
+def test_ctrl_c_reaches_the_caller():
+    class Interrupter(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        ragged().run(FedAvg(), Lightning(callbacks=(Interrupter(),)))
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_observer_refuses_accumulated_gradients_and_mixed_precision():

@@ -1,6 +1,8 @@
 """Clients as LightningModules under a Trainer: every Lightning feature works here."""
 
 import logging
+import signal
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -64,11 +66,27 @@ class Lightning(Engine):
                 enable_progress_bar=False,
                 enable_model_summary=False,
             )
-            trainer.fit(client, train_dataloaders=EpochLoader(plan))
+            with _interruptible():
+                trainer.fit(client, train_dataloaders=EpochLoader(plan))
         task.model.to(device)  # the Trainer leaves the module on the CPU
         local = finished_client(task, plan, task.weights(), observer.trace)
         mean_loss = sum(float(loss) * share for loss, share in zip(client.losses, client.shares, strict=True))
         return Fit(local, mean_loss / plan.num_epochs)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C as Python has it: the Trainer would leave the program by `sys.exit` and keep the signal ignored."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from stop
+        raise
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
