@@ -3,7 +3,9 @@
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
+from fl_lightning import interrupts
 from fl_lightning.errors import UserError, unknown
 
 COMMANDS = {
@@ -11,13 +13,18 @@ COMMANDS = {
     "compare": "Run several methods on the same problem, side by side.",
     "list": "Show the methods, models, datasets or engines there are.",
     "ui": "Open the MLflow UI on the runs.",
-    "demo": "FOLA against FedAvg on embedded data, in a minute.",
+    "demo": "FOLA against FedAvg on embedded data.",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 0, 2 for a mistake in the input, 3 for divergence, 130 for Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given == ["--version"]:
+        print(f"fl_lightning {version('fl_lightning')}")
+        return 0
+    if arguments is None:
+        interrupts.install()
     if not given or given[0] in ("-h", "--help"):
         print(usage())
         return 0 if given else 2

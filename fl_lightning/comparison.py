@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fl_lightning.config import RunConfig, configure
 from fl_lightning.errors import require
-from fl_lightning.experiment import Result, run
+from fl_lightning.experiment import Result, check, run
 from fl_lightning.probes import Measurement
 
 
@@ -51,11 +51,18 @@ def compare(
     fresh: bool = False,
 ) -> list[Outcome]:
     """Run every variant at every seed. All settings are checked before the first run starts."""
+    for kind, names in (("method", list(map(label_of, variants))), ("seed", list(map(str, seeds)))):
+        twice = [name for name in names if names.count(name) > 1]
+        remedy = "give each a label of its own, as label:name+option=value" if kind == "method" else "name it once"
+        require(not twice, f"the {kind} {''.join(twice[:1])!r} is named twice; {remedy}")
     configs = [
         (variant, seed, configure({**settings, **variant_settings(variant), "seed": seed}))
         for seed in seeds
         for variant in variants
     ]
+    for _, seed, config in configs:
+        if seed == seeds[0]:
+            check(config)
     return [
         Outcome(label_of(variant), seed, run(config, out, fresh, announce(config, label_of(variant))))
         for variant, seed, config in configs

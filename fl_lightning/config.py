@@ -120,7 +120,14 @@ class RunConfig:
     def identity(self) -> str:
         """A short hash of all settings that decide the numbers; the name of the run's folder ends with it."""
         settings = {key: value for key, value in self.flat().items() if key not in NOT_IDENTITY}
+        for part, cls in self._classes().items():
+            if (content := discovery.plugin_hash(cls)) is not None:
+                settings[f"{part} plugin"] = content
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+    def _classes(self) -> dict[str, type[Any]]:
+        model = discovery.find("models", self.model.name)
+        return {"method": type(self.method), "data": type(self.source), "model": model, "engine": type(self.engine)}
 
     def yaml(self) -> str:
         """A complete configuration file, with what each field means."""

@@ -4,6 +4,7 @@ The file's name is the name on the command line: `methods/fola.py` is `--method 
 such files with the environment variable FL_LIGHTNING_PLUGINS (see docs/extending.md).
 """
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -23,6 +24,7 @@ from fl_lightning.errors import UserError, unknown
 from fl_lightning.method import Method
 
 PLUGINS = "FL_LIGHTNING_PLUGINS"
+PLUGIN_PACKAGE = "fl_lightning_plugins"
 
 KINDS: dict[str, tuple[str, type]] = {
     "methods": ("method", Method),
@@ -43,6 +45,8 @@ def discover(kind: str) -> dict[str, type[Any]]:
             found[info.name] = cls
     for path in _plugin_files():
         if (cls := _class_in(_import_file(path), base)) is not None:
+            if path.stem in found:
+                raise UserError(f"the plugin {path} has the name of a built-in {KINDS[kind][0]}; rename the file")
             found[path.stem] = cls
     return dict(sorted(found.items()))
 
@@ -58,6 +62,14 @@ def find(kind: str, name: str) -> type[Any]:
 def name_of(kind: str, value: type[Any]) -> str | None:
     """The name under which a class is found, or None if it is not discovered."""
     return next((name for name, cls in discover(kind).items() if cls is value), None)
+
+
+def plugin_hash(cls: type[Any]) -> str | None:
+    """A hash of the file that a plugin comes from, so that an edited plugin is a new run; None for what is built in."""
+    module = sys.modules[cls.__module__]
+    if not module.__name__.startswith(f"{PLUGIN_PACKAGE}.") or module.__file__ is None:
+        return None
+    return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:12]
 
 
 def summary(cls: type[Any]) -> str:
@@ -89,7 +101,7 @@ def _plugin_files() -> list[Path]:
 
 
 def _import_file(path: Path) -> ModuleType:
-    name = f"fl_lightning_plugins.{path.stem}"
+    name = f"{PLUGIN_PACKAGE}.{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -24,9 +24,10 @@ class Diverged(Exception):  # noqa: N818 - an outcome, not a mistake
 def unknown(kind: str, given: str, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
-    near = get_close_matches(given, names, n=1, cutoff=0.5)
+    near = get_close_matches(given, names, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UserError(f"unknown {kind} {given!r}: {hint}expected one of {', '.join(names)}")
+    shown = f"expected one of {', '.join(names)}" if len(names) <= 15 else "--help lists what there is"
+    return UserError(f"unknown {kind} {given!r}: {hint}{shown}")
 
 
 def require(condition: bool, message: str) -> None:

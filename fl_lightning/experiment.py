@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.partition import class_counts, content_hash, held_out, partition
 from fl_lightning.errors import Diverged, UserError
-from fl_lightning.federate import Snapshot, federate
+from fl_lightning.federate import RoundRecord, Snapshot, federate
 from fl_lightning.probes import Measurement
 from fl_lightning.task import Task
 from fl_lightning.track import Tracker
@@ -50,6 +50,7 @@ class Result:
         run_id: Of the MLflow run.
         folder: Where its files are.
         history: The measurements of all rounds.
+        reused: Whether an earlier process had finished it, so that nothing was computed now.
     """
 
     status: str
@@ -57,6 +58,7 @@ class Result:
     run_id: str
     folder: Path
     history: list[Measurement]
+    reused: bool = False
 
     @property
     def final(self) -> dict[str, float]:
@@ -101,7 +103,7 @@ def run(config: RunConfig, out: Path | str = "runs", fresh: bool = False, watch:
     folder = out / f"{config.names['method']}-{config.names['data']}-{config.identity}"
     with _locked(folder):
         if fresh:
-            _clear(folder)
+            _clear(folder, keep=("lock",))
         result = _read_result(folder)
         if result is None:
             return _run(config, out, folder, watch or (lambda *_: None))
@@ -109,6 +111,26 @@ def run(config: RunConfig, out: Path | str = "runs", fresh: bool = False, watch:
             if watch is not None:
                 watch(number, measurement)
         return result
+
+
+def check(config: RunConfig) -> None:
+    """Raise `UserError` if the configuration cannot run: data missing, settings that do not go together."""
+    _records(config, build(config), None)
+
+
+def _records(config: RunConfig, problem: Problem, saved: Snapshot | None) -> Iterator[RoundRecord]:
+    return federate(
+        config.method,
+        problem.task,
+        problem.dataset,
+        problem.clients,
+        config.training,
+        config.federation,
+        config.engine,
+        config.seed,
+        problem.holdout,
+        saved,
+    )
 
 
 def _run(config: RunConfig, out: Path, folder: Path, watch: Watch) -> Result:
@@ -119,18 +141,7 @@ def _run(config: RunConfig, out: Path, folder: Path, watch: Watch) -> Result:
     start = Snapshot(0, config.method.init(task.initial.params, len(problem.clients)), task.initial.buffers)
     saved = checkpoint.read(folder, config.identity, start)
     history = list(saved.history) if saved else []
-    records = federate(  # refuses impossible settings before anything is written
-        config.method,
-        task,
-        problem.dataset,
-        problem.clients,
-        config.training,
-        config.federation,
-        config.engine,
-        config.seed,
-        problem.holdout,
-        saved.snapshot if saved else None,
-    )
+    records = _records(config, problem, saved.snapshot if saved else None)  # refuses before anything is written
     tracker = _open_tracker(config, out, folder, problem)
     try:
         tracker.log_rounds((i, m.metrics) for i, m in enumerate(history, start=1))  # what a killed process left unsent
@@ -195,11 +206,13 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+        if {path.name for path in folder.iterdir()} <= {"lock"}:  # refused: leave nothing behind
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _clear(folder: Path) -> None:
+def _clear(folder: Path, keep: Collection[str]) -> None:
     for path in folder.iterdir():
-        if path.name != "lock":
+        if path.name not in keep:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -230,7 +243,7 @@ def _read_result(folder: Path) -> Result | None:
     except ValueError:
         raise UserError(f"{folder / RESULT} is damaged; start this run again with --fresh") from None
     history = [Measurement(**item) for item in content["history"]]
-    return Result(content["status"], content["message"], content["run_id"], folder, history)
+    return Result(content["status"], content["message"], content["run_id"], folder, history, reused=True)
 
 
 def _git_commit() -> str | None:

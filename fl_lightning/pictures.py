@@ -56,8 +56,8 @@ def partition(counts: Tensor, title: str = "") -> Figure:
     largest = max(int(shown.max()), 1)
     panel.scatter(x, y, s=260 * shown / largest * min(1, 25 / clients), color=COLOURS[0], linewidths=0)
     panel.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), title=title)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=min(clients, 25), integer=True))
+    panel.yaxis.set_major_locator(MaxNLocator(nbins=min(classes, 25), integer=True))
     panel.grid(alpha=0.2)
     panel.set_axisbelow(True)
     return figure

@@ -1,26 +1,33 @@
 """One progress bar with round, GA, LA and the time that is left."""
 
 import sys
+from typing import Any
 
 from tqdm import tqdm
 
+from fl_lightning import interrupts
 from fl_lightning.probes import Measurement
 
 
 class Progress:
-    """A bar on the error stream; silent if asked to be."""
+    """A bar on the error stream; silent if asked to be.
+
+    It appears with the first round, so that its rate is that of rounds and not of loading.
+    """
 
     def __init__(self, rounds: int, label: str, quiet: bool = False, verbose: bool = False) -> None:
-        # A terminal sees the bar move; a log file gets a line every ten seconds.
-        interval = 0.1 if sys.stderr.isatty() else 10
-        self._bar = tqdm(
-            total=rounds, desc=label, unit="round", disable=quiet, mininterval=interval, dynamic_ncols=True
-        )
+        self._rounds, self._label = rounds, label
+        self._quiet, self._verbose = quiet, verbose
+        self._bar: tqdm[Any] | None = None
         self._warned = False
-        self._verbose = verbose
 
     def show(self, round: int, measurement: Measurement) -> None:
         """Advance to this round."""
+        interrupts.check()
+        if self._quiet:
+            return
+        if self._bar is None:
+            self._bar = self._start(round)
         metrics = measurement.metrics
         self._bar.set_postfix_str(f"GA {metrics['GA']:.1%}, LA {metrics['LA']:.1%}", refresh=False)
         self._bar.update(round - self._bar.n)
@@ -28,7 +35,7 @@ class Progress:
             numbers = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
             self._bar.write(f"round {round}: {numbers}", file=sys.stderr)
         stability = metrics.get("prior_stability", 0.0)
-        if stability > 1 and not self._warned and not self._bar.disable:
+        if stability > 1 and not self._warned:
             self._warned = True
             self._bar.write(
                 f"warning: prior_stability, the learning rate times the penalty's largest curvature, is "
@@ -37,9 +44,22 @@ class Progress:
                 file=sys.stderr,
             )
 
+    def _start(self, round: int) -> "tqdm[Any]":
+        # A terminal sees the bar move; a log file gets a line every ten seconds.
+        interval = 0.1 if sys.stderr.isatty() else 10
+        return tqdm(
+            total=self._rounds,
+            desc=self._label,
+            initial=round,
+            mininterval=interval,
+            unit="round",
+            dynamic_ncols=True,
+        )
+
     def close(self) -> None:
         """Leave the bar as it is."""
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
     def __enter__(self) -> "Progress":
         return self

@@ -65,6 +65,26 @@ def test_plugins_work_by_name(plugins, out):
     assert "Strength of the pull towards the server's model (mu); 0 is none. [0.0]" in help
 
 
+def test_an_edited_plugin_is_a_new_run(plugins, out):
+    def run():
+        flags = ["--method", "median", "--data", "moons", "--model", "tiny", "--federation.rounds", 2]
+        done = fl_lightning("run", *flags, "--out", out, "--json", "--quiet", FL_LIGHTNING_PLUGINS=str(plugins))
+        return json.loads(done.stdout)
+
+    first, again = run(), run()
+    assert first == again
+    path = plugins / "median.py"
+    path.write_text(path.read_text().replace("v.median(0).values", "v[0]"))
+    assert run()["run_id"] != first["run_id"]
+
+
+def test_a_plugin_does_not_replace_what_is_built_in(plugins):
+    (plugins / "median.py").rename(plugins / "fedavg.py")
+    done = fl_lightning("list", "methods", FL_LIGHTNING_PLUGINS=str(plugins))
+    assert done.returncode == 2
+    assert "has the name of a built-in method" in done.stderr
+
+
 def test_a_plugin_passes_the_contract_tests(plugins):
     done = subprocess.run(
         [

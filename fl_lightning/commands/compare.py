@@ -30,6 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:  # argparse's ArgumentError
         raise UserError(str(error)) from None
     flags = [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
+    require(0 < options.threshold <= 1, f"--threshold must lie in (0, 1], got {options.threshold:g}; 0.8 is 80 %")
+    options.picture = writable_picture(options.picture or options.out / "comparison.png")
     variants = [variant for variant in options.methods.split(",") if variant]
     require(bool(variants), "--methods needs at least one name; see fl-lightning list methods")
     try:
@@ -38,6 +40,16 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"--seeds must be whole numbers with commas, got {options.seeds!r}") from None
     show(_settings(flags), variants, seeds, options)
     return 0
+
+
+def writable_picture(path: Path) -> Path:
+    """The path, if a picture can be written there: better refused now than after hours."""
+    require(path.suffix == ".png", f"--picture must end in .png, got {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {path.parent}: {error.strerror}; choose another --picture or --out") from None
+    return path
 
 
 def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], options: Namespace) -> None:
@@ -61,9 +73,7 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
             print(f"{outcome.variant} seed {outcome.seed}: {outcome.result.message}")
     curves = comparison.mean_curves(outcomes)
     if curves:
-        path = options.picture or options.out / "comparison.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        print(f"\nlearning curves  {pictures.save(pictures.learning_curves(curves), path)}")
+        print(f"\nlearning curves  {pictures.save(pictures.learning_curves(curves), options.picture)}")
     print(f"compare runs     fl-lightning ui --out {options.out}")
 
 

@@ -4,9 +4,9 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.commands.compare import show
+from fl_lightning.commands.compare import show, writable_picture
 
-# Ten clients, most of them with one or two of the ten digits.
+# Of the ten clients two get no data, and most others one or two of the ten digits.
 SETTINGS = {
     "data": "digits",
     "data.alpha": 0.01,
@@ -26,9 +26,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
     options = parser.parse_args(list(arguments))
-    options.threshold, options.markdown, options.picture = 0.8, False, options.out / "demo.png"
-    print(
-        "FOLA against FedAvg on 8x8 digits: 10 clients, Dirichlet alpha = 0.01, so that most have one or two classes."
-    )
+    options.threshold, options.markdown = 0.8, False
+    options.picture = writable_picture(options.out / "demo.png")
+    print("FOLA against FedAvg on 8x8 digits. Dirichlet alpha = 0.01 leaves two of the 10 clients without data,")
+    print("and most others with one class or two.")
     show(SETTINGS, ["fedavg", "fola"], [0], options)
     return 0

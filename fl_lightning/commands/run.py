@@ -35,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     elif not options.quiet and not options.json:
         final = result.final
         print(f"{_label(config)}: GA {final['GA']:.2%}, LA {final['LA']:.2%} after round {len(result.history)}")
+        if result.reused:
+            print("this run had finished before and was not computed again; --fresh does that")
         print(f"files    {result.folder}")
         print(f"compare  fl-lightning ui --out {options.out}")
     if options.json:

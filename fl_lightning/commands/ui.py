@@ -20,6 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs [runs]")
     parser.add_argument("--port", type=int, default=5000, help="port on 127.0.0.1 [5000]")
     options = parser.parse_args(list(arguments))
+    require(0 < options.port < 65536, f"--port must lie between 1 and 65535, got {options.port}")
     uri = store_uri(options.out)
     require(
         not uri.startswith(("http://", "https://")),

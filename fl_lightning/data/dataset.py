@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fl_lightning.errors import require
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -28,6 +30,24 @@ class Dataset:
     num_classes: int
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            require(
+                isinstance(x, Tensor) and isinstance(y, Tensor),
+                f"{part}_x and {part}_y must be torch tensors, got {type(x).__name__} and {type(y).__name__}; "
+                "torch.as_tensor makes one of an array",
+            )
+            require(
+                len(x) == len(y) > 0,
+                f"{part}_x and {part}_y must have the same number of samples, at least 1, got {len(x)} and {len(y)}",
+            )
+            require(y.dtype == torch.long, f"{part}_y must hold labels of type torch.long, got {y.dtype}; use .long()")
+            low, high = int(y.min()), int(y.max())
+            require(
+                0 <= low <= high < self.num_classes,
+                f"{part}_y must hold labels 0 to {self.num_classes - 1}, got {low} to {high}; correct num_classes or y",
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -139,9 +139,9 @@ def test_files_are_read_as_they_are(tmp_path: Path, name: str) -> None:
 
 def test_one_channel_and_many_are_standardised_alike() -> None:
     raw = torch.randint(256, (4, 1, 5, 5), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    none = torch.empty(0)
-    grey = Dataset(none, none, none, none, 10, mean=(0.1,), std=(0.3,)).inputs(raw, torch.float32)
-    colour = Dataset(none, none, none, none, 10, mean=(0.1,) * 3, std=(0.3,) * 3)
+    x, y = torch.zeros(1, 1, 5, 5), torch.zeros(1, dtype=torch.long)
+    grey = Dataset(x, y, x, y, 10, mean=(0.1,), std=(0.3,)).inputs(raw, torch.float32)
+    colour = Dataset(x, y, x, y, 10, mean=(0.1,) * 3, std=(0.3,) * 3)
     assert torch.equal(grey.expand(4, 3, 5, 5), colour.inputs(raw.expand(4, 3, 5, 5), torch.float32))
     assert raw.dtype == torch.uint8
 
