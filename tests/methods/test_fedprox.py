@@ -134,11 +134,12 @@ def test_many_steps_reach_the_minimum_of_a_quadratic(mu):
     start = torch.tensor([[1.0, -2.0, 0.5, 3.0]], dtype=torch.float64)
     model.weight.data.copy_(start)
 
-    def half_square(output, target):
-        return 0.5 * (output.squeeze(1) - target).square().mean()
+    def half_square(output, label):  # sample i has label i and target t_i
+        return 0.5 * (output.squeeze(1) - t[label]).square().mean()
 
     task = Task(model, half_square)
-    dataset = Dataset(x, t, x[:1], t[:1], num_classes=1)
+    label = torch.arange(30)
+    dataset = Dataset(x, label, x[:1], label[:1], num_classes=30)
     training, federation = Training(lr=0.1, epochs=3000, batch_size=None), Federation(rounds=1)
     record = next(federate(FedProx(mu=mu), task, dataset, [torch.arange(30)], training, federation, Functional(1)))
     curvature = x.T @ x / 30
