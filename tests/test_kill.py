@@ -1,5 +1,6 @@
 """kill -9 at random moments, then the same command again: same numbers to the bit, one MLflow run, each round once."""
 
+import contextlib
 import json
 import os
 import random
@@ -68,7 +69,9 @@ def kill_after_rounds(process, folder, number):
     seen, last = 0, None
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        found = [path.stat().st_mtime_ns for path in folder.glob("*/checkpoint.safetensors")]
+        found = []
+        with contextlib.suppress(FileNotFoundError):  # between its two renames the checkpoint has no name
+            found = [path.stat().st_mtime_ns for path in folder.glob("*/checkpoint.safetensors")]
         if found and found[0] != last:
             seen, last = seen + 1, found[0]
             if seen > number:
