@@ -21,6 +21,9 @@ class Dataset:
         num_classes: K.
         mean: Per channel, subtracted from byte inputs after scaling them to [0, 1].
         std: Per channel, divides after that.
+        augment: Name of the augmentation of training batches (`fl_lightning.data.augment`).
+        owners: Who a training sample belongs to by nature (a writer, a hospital): numbers 0 .. n - 1, or None if the
+            data name no clients.
     """
 
     train_x: Tensor
@@ -30,6 +33,8 @@ class Dataset:
     num_classes: int
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    augment: str = "none"
+    owners: Tensor | None = None
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
