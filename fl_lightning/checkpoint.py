@@ -81,6 +81,12 @@ def read(folder: Path, identity: str, template: Snapshot) -> Saved | None:
     return None
 
 
+def remove(folder: Path) -> None:
+    """Forget the server's state; the numbers of a finished run are elsewhere."""
+    for name in (CURRENT, PREVIOUS):
+        (folder / name).unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
     """Replace a file as a whole, or not at all; optionally keep what it was."""
     temporary = path.with_name(path.name + ".part")

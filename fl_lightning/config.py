@@ -6,13 +6,14 @@ was discovered; the settings below them follow from that choice.
 """
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 import torch
 import yaml
@@ -117,8 +118,15 @@ class RunConfig:
         return flat | {"seed": self.seed}
 
     @property
+    def trajectory(self) -> str:
+        """A short hash of what decides the numbers of each round: runs that differ only in how many rounds they take
+        are prefixes of each other.
+        """
+        return dataclasses.replace(self, federation=dataclasses.replace(self.federation, rounds=1)).identity
+
+    @property
     def identity(self) -> str:
-        """A short hash of all settings that decide the numbers; the name of the run's folder ends with it."""
+        """A short hash of all settings that decide the numbers."""
         settings = {key: value for key, value in self.flat().items() if key not in NOT_IDENTITY}
         for part, cls in self._classes().items():
             if (content := discovery.plugin_hash(cls)) is not None:
@@ -246,7 +254,7 @@ def schema_of(names: Mapping[str, str]) -> dict[str, Field]:
     return schema
 
 
-def fields_of(cls: type[Any]) -> dict[str, Field]:
+def _fields_of(cls: type[Any]) -> Mapping[str, Field]:
     """The settings of a class: the arguments of its constructor that have a default, explained by its docstring."""
     texts = {param.arg_name: param.description or "" for param in parse_docstring(inspect.getdoc(cls) or "").params}
     hints = get_type_hints(cls.__init__, localns={"Callback": object})
@@ -255,6 +263,10 @@ def fields_of(cls: type[Any]) -> dict[str, Field]:
         for name, parameter in inspect.signature(cls).parameters.items()
         if parameter.default is not inspect.Parameter.empty and name != "callbacks"
     }
+
+
+# Settings are looked up for every run, and docstrings are slow to parse.
+fields_of = cast("Callable[[type[Any]], Mapping[str, Field]]", functools.cache(_fields_of))
 
 
 def parser_of(schema: Mapping[str, Field], **options: Any) -> ArgumentParser:

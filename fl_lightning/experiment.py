@@ -3,11 +3,13 @@
 import json
 import shutil
 import subprocess
+import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import filelock
@@ -25,10 +27,30 @@ from fl_lightning.task import Task
 from fl_lightning.track import Tracker
 
 RESULT, ATTEMPT = "result.json", "attempt.json"
+# A batch of metrics costs MLflow about the same for one round as for many.
+SEND_EVERY_SECONDS = 1.0
 
 # Called after every round with the number of the round and what was measured; also, first, for the rounds of an
 # earlier session that are not computed again.
 Watch = Callable[[int, Measurement], None]
+
+
+# The rounds of a run as they become known, and at the end how it ended.
+Progress = Generator[tuple[int, Measurement], None, "Result"]
+
+
+class Keeping(NamedTuple):
+    """What stays of a run beside its numbers.
+
+    Attributes:
+        tags: Further tags of the MLflow run.
+        pictures: Whether to draw its curves and its partition; with thousands of runs that costs more than the runs.
+        checkpoint: Whether the server's state stays on disk when the run has finished.
+    """
+
+    tags: Mapping[str, str] = MappingProxyType({})
+    pictures: bool = True
+    checkpoint: bool = True
 
 
 class Problem(NamedTuple):
@@ -99,18 +121,67 @@ def run(config: RunConfig, out: Path | str = "runs", fresh: bool = False, watch:
     Returns:
         How it ended; all numbers are in its folder and in MLflow.
     """
-    out = Path(out)
-    folder = out / f"{config.names['method']}-{config.names['data']}-{config.identity}"
+    return finish(rounds(config, Path(out), fresh), watch)
+
+
+def finish(progress: Progress, watch: Watch | None = None) -> Result:
+    """Take a run to its end."""
+    while True:
+        try:
+            number, measurement = next(progress)
+            try:
+                if watch is not None:
+                    watch(number, measurement)
+            except BaseException as reason:
+                progress.throw(reason)  # so that the run is recorded as what it is: interrupted, or failed
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def rounds(
+    config: RunConfig,
+    out: Path,
+    fresh: bool = False,
+    keeping: Keeping | None = None,
+    problem: Problem | None = None,
+    records: Iterator[RoundRecord] | None = None,
+) -> Progress:
+    """A run, round by round: whoever asks for the next round decides whether there is one.
+
+    Args:
+        config: The settings.
+        out: Folder of all runs and of the MLflow store.
+        fresh: Forget what an earlier process has done for this configuration.
+        keeping: What stays of it beside its numbers.
+        problem: The configuration made real, if somebody has done that already.
+        records: Its rounds, if they come from elsewhere.
+
+    Yields:
+        The number of the round and what was measured; also, first, for rounds that an earlier process has computed.
+
+    Returns:
+        How it ended. Closed before its end, it is recorded as stopped, and can be resumed.
+    """
+    folder = folder_of(config, out)
     with _locked(folder):
         if fresh:
             _clear(folder, keep=("lock",))
-        result = _read_result(folder)
-        if result is None:
-            return _run(config, out, folder, watch or (lambda *_: None))
-        for number, measurement in enumerate(result.history, start=1):
-            if watch is not None:
-                watch(number, measurement)
-        return result
+        result = finished(config, out)
+        if result is not None:
+            yield from enumerate(result.history, start=1)
+            return result
+        return (yield from _compute(config, out, keeping or Keeping(), fresh, problem, records))
+
+
+def folder_of(config: RunConfig, out: Path) -> Path:
+    """Where a run leaves its files. Runs that differ in the number of rounds alone lie side by side."""
+    return out / f"{config.names['method']}-{config.names['data']}-{config.trajectory}-{config.federation.rounds}r"
+
+
+def finished(config: RunConfig, out: Path) -> Result | None:
+    """What an earlier process has left of this run, if it is all."""
+    return _read_result(folder_of(config, out))
 
 
 def check(config: RunConfig) -> None:
@@ -133,46 +204,84 @@ def _records(config: RunConfig, problem: Problem, saved: Snapshot | None) -> Ite
     )
 
 
-def _run(config: RunConfig, out: Path, folder: Path, watch: Watch) -> Result:
+def _compute(
+    config: RunConfig,
+    out: Path,
+    keeping: Keeping,
+    fresh: bool,
+    problem: Problem | None,
+    records: Iterator[RoundRecord] | None,
+) -> Progress:
     from fl_lightning import files  # pandas and matplotlib: only who runs waits for them
 
-    problem = build(config)
-    task = problem.task
+    problem = problem or build(config)
+    task, folder = problem.task, folder_of(config, out)
     start = Snapshot(0, config.method.init(task.initial.params, len(problem.clients)), task.initial.buffers)
     saved = checkpoint.read(folder, config.identity, start)
+    if saved is None and not fresh:
+        saved = _from_relatives(config, out, start)
     history = list(saved.history) if saved else []
-    records = _records(config, problem, saved.snapshot if saved else None)  # refuses before anything is written
-    tracker = _open_tracker(config, out, folder, problem)
+    status, message = "finished", ""
+    if len(history) == config.federation.rounds:
+        records = iter(())
+    elif records is None:  # settings are refused here, before anything is written
+        records = _records(config, problem, saved.snapshot if saved else None)
+    tracker = _open_tracker(config, out, folder, problem, keeping.tags)
     try:
         tracker.log_rounds((i, m.metrics) for i, m in enumerate(history, start=1))  # what a killed process left unsent
-        for number, measurement in enumerate(history, start=1):
-            watch(number, measurement)
-        status, message = "finished", ""
+        yield from enumerate(history, start=1)
+        unsent: list[tuple[int, dict[str, float]]] = []
+        sent = time.monotonic()
         try:
             for record in records:
                 history.append(probes.measure(config.method, task, problem.dataset, record))
                 # First the checkpoint, then MLflow: a round that is lost between the two is sent again on resume.
-                checkpoint.write(folder, config.identity, record.after, history)
-                tracker.log_rounds([(record.round, history[-1].metrics)])
-                watch(record.round, history[-1])
+                if keeping.checkpoint or record.round < config.federation.rounds:
+                    checkpoint.write(folder, config.identity, record.after, history)
+                unsent.append((record.round, history[-1].metrics))
+                if time.monotonic() - sent > SEND_EVERY_SECONDS:
+                    tracker.log_rounds(unsent)
+                    unsent, sent = [], time.monotonic()
+                yield record.round, history[-1]
                 del record  # the models of all its clients
         except Diverged as divergence:
             status, message = "diverged", str(divergence)
             tracker.tag("diverged", f"round {divergence.round}, client {divergence.client}")
+        tracker.log_rounds(unsent)
         result = Result(status, message, tracker.run_id, folder, history)
         counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
-        tracker.artifacts(files.write(config, counts, history, folder))
+        tracker.artifacts(files.write(config, counts, history, folder, keeping.pictures))
         tracker.tag("status", status)
         tracker.finish("FINISHED")
         _write_result(result)
+        if not keeping.checkpoint:
+            checkpoint.remove(folder)
         return result
     except BaseException as reason:
         with suppress(UserError):  # the store itself may be what failed
-            tracker.finish("KILLED" if isinstance(reason, KeyboardInterrupt) else "FAILED")
+            tracker.log_rounds((i, m.metrics) for i, m in enumerate(history, start=1))
+            if isinstance(reason, GeneratorExit):
+                tracker.tag("status", "stopped")
+            tracker.finish("KILLED" if isinstance(reason, KeyboardInterrupt | GeneratorExit) else "FAILED")
         raise
 
 
-def _open_tracker(config: RunConfig, out: Path, folder: Path, problem: Problem) -> Tracker:
+def _from_relatives(config: RunConfig, out: Path, start: Snapshot) -> checkpoint.Saved | None:
+    """The rounds that a run has computed which differs from this one only in how many rounds it takes."""
+    rounds = config.federation.rounds
+    base = folder_of(config, out).name.removesuffix(f"{rounds}r")
+    numbers = [folder.name.removeprefix(base).removesuffix("r") for folder in out.glob(f"{base}*r")]
+    for number in sorted((int(number) for number in numbers if number.isdigit()), reverse=True):
+        relative = replace(config, federation=replace(config.federation, rounds=number))
+        with suppress(UserError):  # a damaged one is of no use here
+            if number < rounds and (saved := checkpoint.read(folder_of(relative, out), relative.identity, start)):
+                return saved
+            if number > rounds and (result := finished(relative, out)) and len(result.history) >= rounds:
+                return checkpoint.Saved(start, result.history[:rounds])
+    return None
+
+
+def _open_tracker(config: RunConfig, out: Path, folder: Path, problem: Problem, further: Mapping[str, str]) -> Tracker:
     flat, names = config.flat(), config.names
     split_hash = content_hash(problem.clients)
     tags = {
@@ -182,6 +291,8 @@ def _open_tracker(config: RunConfig, out: Path, folder: Path, problem: Problem) 
         "partition": split_hash,
         "seed": str(config.seed),
         "identity": config.identity,
+        "trajectory": config.trajectory,
+        **further,
     }
     if commit := _git_commit():
         tags["mlflow.source.git.commit"] = commit

@@ -6,13 +6,15 @@ from pathlib import Path
 import pandas as pd
 from torch import Tensor
 
-from fl_lightning import pictures
+from fl_lightning import pictures as draw
 from fl_lightning.checkpoint import write_atomically
 from fl_lightning.config import RunConfig
 from fl_lightning.probes import Measurement
 
 
-def write(config: RunConfig, counts: Tensor, history: Sequence[Measurement], folder: Path) -> list[Path]:
+def write(
+    config: RunConfig, counts: Tensor, history: Sequence[Measurement], folder: Path, pictures: bool
+) -> list[Path]:
     """Write everything that is needed to repeat a run and to look at it.
 
     Args:
@@ -20,6 +22,7 @@ def write(config: RunConfig, counts: Tensor, history: Sequence[Measurement], fol
         counts: Samples per client and class.
         history: What was measured.
         folder: Of the run.
+        pictures: Whether to draw.
 
     Returns:
         The files.
@@ -30,12 +33,12 @@ def write(config: RunConfig, counts: Tensor, history: Sequence[Measurement], fol
     for name, table in (("rounds", rounds_table(history)), ("clients", clients_table(history))):
         files.append(folder / f"{name}.parquet")
         table.to_parquet(files[-1], index=False)
-    files.append(
-        pictures.save(pictures.partition(counts, f"{title}: samples per client and class"), folder / "partition.png")
-    )
-    if history:
+    if pictures:
+        figure = draw.partition(counts, f"{title}: samples per client and class")
+        files.append(draw.save(figure, folder / "partition.png"))
+    if pictures and history:
         curves = {config.names["method"]: [measurement.metrics for measurement in history]}
-        files.append(pictures.save(pictures.learning_curves(curves, title), folder / "curves.png"))
+        files.append(draw.save(draw.learning_curves(curves, title), folder / "curves.png"))
     return files
 
 

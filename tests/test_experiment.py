@@ -131,6 +131,7 @@ def test_a_round_that_mlflow_missed_is_sent_on_resume(out, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Tracker, "log_rounds", dies_in_round_two)
+        patch.setattr(experiment, "SEND_EVERY_SECONDS", -1)  # after every round
         with pytest.raises(StopError):
             experiment.run(config(), out)
     result = experiment.run(config(), out)
@@ -203,3 +204,43 @@ def test_the_summary_is_json(out):
     summary = json.loads(json.dumps(result.summary()))
     assert summary["GA"] == result.history[-1].metrics["GA"]
     assert (summary["round"], summary["run_id"]) == (4, result.run_id)
+
+
+def test_more_rounds_go_on_where_fewer_ended(out, monkeypatch):
+    short = experiment.run(config(federation__rounds=2), out)
+    trained = []
+    measure = probes.measure
+    monkeypatch.setattr(probes, "measure", lambda *args: (trained.append(args[3].round), measure(*args))[1])
+    long = experiment.run(config(federation__rounds=4), out)
+    assert trained == [3, 4]
+    assert numbers(long)[:2] == numbers(short)
+    assert numbers(long) == undisturbed(config(federation__rounds=4))
+    assert long.run_id != short.run_id
+    trained.clear()
+    middle = experiment.run(config(federation__rounds=3), out)
+    assert trained == []
+    assert numbers(middle) == numbers(long)[:3]
+
+
+def test_a_run_that_is_left_is_recorded_as_stopped_and_can_be_resumed(out):
+    progress = experiment.rounds(config(), out, keeping=experiment.Keeping({"study": "mine"}, pictures=False))
+    assert [next(progress)[0], next(progress)[0]] == [1, 2]
+    progress.close()
+    client, (stopped,) = mlflow_runs(out)
+    assert (stopped.info.status, stopped.data.tags["status"], stopped.data.tags["study"]) == (
+        "KILLED",
+        "stopped",
+        "mine",
+    )
+    assert [point.step for point in client.get_metric_history(stopped.info.run_id, "GA")] == [1, 2]
+    result = experiment.run(config(), out)
+    assert result.run_id == stopped.info.run_id
+    assert numbers(result) == undisturbed(config())
+
+
+def test_a_run_may_leave_nothing_but_its_numbers(out):
+    slim = experiment.Keeping(pictures=False, checkpoint=False)
+    result = experiment.finish(experiment.rounds(config(), out, keeping=slim))
+    names = {path.name for path in result.folder.iterdir()}
+    assert names == {"attempt.json", "config.yaml", "rounds.parquet", "clients.parquet", "result.json", "lock"}
+    assert experiment.run(config(), out).reused
