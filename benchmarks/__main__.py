@@ -10,13 +10,15 @@ from pathlib import Path
 import torch
 
 from benchmarks import works
+from benchmarks.augmentation import measure_augmentation
 from benchmarks.chunks import measure_chunks
 from benchmarks.evaluation import measure_evaluation
+from benchmarks.mapping import measure_mapping
 from benchmarks.memory import measure_memory
 from benchmarks.speed import measure_speed
 from benchmarks.table import Row, show
 
-PARTS = ("1", "2", "3", "evaluation", "memory", "vmap")
+PARTS = ("1", "2", "3", "evaluation", "augmentation", "memory", "mapping", "vmap")
 # Whole benchmark in about five minutes on one quiet core.
 SCALE = 0.2
 
@@ -36,7 +38,9 @@ def main() -> None:
         "2": lambda: speed_of(works.cifar_cnn(options.scale)),
         "3": lambda: speed_of(works.tiny_fits(options.scale)),
         "evaluation": lambda: measure_evaluation(works.mnist_mlp(options.scale)),
+        "augmentation": measure_augmentation,
         "memory": measure_memory,
+        "mapping": measure_mapping,
         "vmap": lambda: measure_chunks(options.scale),
     }
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread, scale {options.scale:g}; ratios are medians")

@@ -1,4 +1,4 @@
-"""The command line: fl-lightning run | compare | list | ui | demo."""
+"""The command line: fl-lightning run | compare | partition | list | ui | demo."""
 
 import importlib
 import sys
@@ -11,7 +11,9 @@ from fl_lightning.errors import UserError, unknown
 COMMANDS = {
     "run": "Run one experiment, or resume it.",
     "compare": "Run several methods on the same problem, side by side.",
-    "list": "Show the methods, models, datasets or engines there are.",
+    "partition": "Show who would hold which samples, before training.",
+    "sweep": "Run a whole study on Ray Tune: a grid or a search, with seeds.",
+    "list": "Show the methods, models, datasets, engines or studies there are.",
     "ui": "Open the MLflow UI on the runs.",
     "demo": "FOLA against FedAvg on embedded data.",
 }
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     """The help of the program itself."""
-    lines = [f"  {name:<8} {text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
             "Federated learning on heterogeneous data: FOLA and its rivals.",

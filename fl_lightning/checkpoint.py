@@ -7,6 +7,7 @@ for a good one.
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,6 +82,60 @@ def read(folder: Path, identity: str, template: Snapshot) -> Saved | None:
     return None
 
 
+class Parts(NamedTuple):
+    """A checkpoint as another run sees it, which does not know the method.
+
+    Attributes:
+        params: The server's model.
+        buffers: Its buffers.
+        state: The other named tensors of the server's state, by field and name: {"precision": {"weight": ...}}.
+    """
+
+    params: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    state: dict[str, dict[str, Tensor]]
+
+
+def read_parts(folder: Path) -> Parts:
+    """The model of a saved run, whatever its method.
+
+    Raises:
+        UserError: If there is no readable checkpoint.
+    """
+    path = _existing(folder)
+    try:
+        _, tensors = _contents(path)
+    except DamagedError as damage:
+        raise UserError(f"{path} {damage}; compute that run again with --fresh") from None
+    buffers: dict[str, Tensor] = {}
+    state: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if found := re.fullmatch(r"\[0\]\.(\w+)\['(.*)'\]", name):
+            state.setdefault(found[1], {})[found[2]] = tensor
+        elif found := re.fullmatch(r"\[1\]\['(.*)'\]", name):
+            buffers[found[1]] = tensor
+    return Parts(state.pop("params"), buffers, state)
+
+
+def identity_of(folder: Path) -> str:
+    """Which run, and which round of it, a folder holds: the tensors themselves are not read."""
+    path = _existing(folder)
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}); compute that run again with --fresh") from None
+    return f"{header.get('identity')} after round {header.get('round')}"
+
+
+def _existing(folder: Path) -> Path:
+    path = folder / CURRENT
+    if not path.exists():
+        what = "there is no checkpoint in it" if folder.is_dir() else "there is no such folder"
+        raise UserError(f"expected the folder of a saved run, got {folder}: {what}; a finished run names its folder")
+    return path
+
+
 def remove(folder: Path) -> None:
     """Forget the server's state; the numbers of a finished run are elsewhere."""
     for name in (CURRENT, PREVIOUS):
@@ -102,7 +157,8 @@ def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> No
         raise UserError(f"cannot write {path}: {error.strerror}; earlier rounds are safe") from error
 
 
-def _read_file(path: Path, identity: str, template: Snapshot) -> Saved:
+def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Header and tensors of a file that is complete."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -113,6 +169,11 @@ def _read_file(path: Path, identity: str, template: Snapshot) -> Saved:
         raise DamagedError("is no checkpoint of this program")
     if header["checksum"] != str(_checksum(tensors)):
         raise DamagedError("is damaged (its checksum does not match)")
+    return header, tensors
+
+
+def _read_file(path: Path, identity: str, template: Snapshot) -> Saved:
+    header, tensors = _contents(path)
     if header["identity"] != identity:
         raise UserError(
             f"{path} belongs to another configuration ({header['identity']}, not {identity}); "

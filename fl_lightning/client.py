@@ -123,7 +123,8 @@ class Observer(pl.Callback):
             fraction = len(batch[1]) / len(pl_module.plan.data)
             epoch, position = divmod(self.num_steps, pl_module.plan.steps_per_epoch)
             last = position == pl_module.plan.steps_per_epoch - 1
-            step = Step(self.num_steps, params, self.grad, self.squares, fraction, epoch, last)
+            loss = pl_module.losses[-1]
+            step = Step(self.num_steps, params, self.grad, self.squares, fraction, epoch, last, loss)
             self.trace = self.method.observe(self.trace, step)
         self.num_steps += 1
 
@@ -143,5 +144,4 @@ class EpochLoader:
         return self.plan.steps_per_epoch
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in self.plan.batches(self.epoch):
-            yield self.plan.data.fetch(batch)
+        return self.plan.examples(self.epoch)

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -20,13 +21,14 @@ import yaml
 from docstring_parser import parse as parse_docstring
 from jsonargparse import ArgumentError, ArgumentParser
 
-from fl_lightning import discovery, streams
+from fl_lightning import checkpoint, discovery, streams
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.partition import Split
 from fl_lightning.engines.engine import Engine
 from fl_lightning.errors import UserError, require, unknown
 from fl_lightning.federate import Federation
 from fl_lightning.method import Method
+from fl_lightning.probe_settings import Probe
 from fl_lightning.task import Task
 from fl_lightning.training import Training
 
@@ -102,6 +104,7 @@ class RunConfig:
     engine: Engine
     compute: Compute
     seed: int
+    probe: Probe = field(default_factory=Probe)
 
     def flat(self) -> dict[str, Any]:
         """All settings by dotted key."""
@@ -113,7 +116,7 @@ class RunConfig:
                 flat |= {f"data.{name}": v for name, v in _field_values(self.split).items()}
                 flat["model"] = self.model.name
                 flat |= {f"model.{name}": v for name, v in self.model.options.items()}
-        for section in ("training", "federation", "compute"):
+        for section in ("training", "federation", "compute", "probe"):
             flat |= {f"{section}.{name}": v for name, v in _field_values(getattr(self, section)).items()}
         return flat | {"seed": self.seed}
 
@@ -128,6 +131,13 @@ class RunConfig:
     def identity(self) -> str:
         """A short hash of all settings that decide the numbers."""
         settings = {key: value for key, value in self.flat().items() if key not in NOT_IDENTITY}
+        if (content := self.source.fingerprint()) is not None:  # what a file holds counts, not where it lies
+            settings |= {"data.path": None, "data content": content}
+        for name, item in fields_of(Probe).items():  # what is not probed leaves no mark
+            if getattr(self.probe, name) == item.default:
+                del settings[f"probe.{name}"]
+        if self.probe.reference is not None:  # which run it is counts, not where it lies
+            settings["probe.reference"] = checkpoint.identity_of(Path(self.probe.reference))
         for part, cls in self._classes().items():
             if (content := discovery.plugin_hash(cls)) is not None:
                 settings[f"{part} plugin"] = content
@@ -212,6 +222,7 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         engine=part("engine"),
         compute=Compute(**section("compute", Compute)),
         seed=values["seed"],
+        probe=Probe(**section("probe", Probe)),
     )
 
 
@@ -226,6 +237,23 @@ def read_yaml(path: str) -> list[str]:
         raise UserError(f"{path} is no valid YAML: {_one_line(str(error))}") from None
     require(isinstance(content, dict), f"{path} must hold settings as `key: value`, got {type(content).__name__}")
     return [f"--{key}={_as_flag(value)}" for key, value in _flatten(content).items()]
+
+
+def flags_to_settings(flags: Sequence[str]) -> dict[str, str]:
+    """Flags as dotted keys and values.
+
+    >>> flags_to_settings(["--training.lr", "0.1", "--data=mnist"])
+    {'training.lr': '0.1', 'data': 'mnist'}
+    """
+    settings = {}
+    rest = list(flags)
+    while rest:
+        flag = rest.pop(0)
+        require(flag.startswith("--"), f"expected a setting as --key value, got {flag!r}")
+        key, equals, value = flag.removeprefix("--").partition("=")
+        require(bool(equals) or bool(rest), f"--{key} needs a value")
+        settings[key] = value if equals else rest.pop(0)
+    return settings
 
 
 def chosen_names(flags: Sequence[str]) -> dict[str, str]:
@@ -248,7 +276,8 @@ def schema_of(names: Mapping[str, str]) -> dict[str, Field]:
         schema |= {f"{part}.{name}": item for name, item in fields_of(cls).items()}
         if part == "data":
             schema |= {f"data.{name}": item for name, item in fields_of(Split).items()}
-    for prefix, section in (("training", Training), ("federation", Federation), ("compute", Compute)):
+    sections = {"training": Training, "federation": Federation, "compute": Compute, "probe": Probe}
+    for prefix, section in sections.items():
         schema |= {f"{prefix}.{name}": item for name, item in fields_of(section).items()}
     schema["seed"] = Field(int, 0, "Key of every random draw: weights, partition, cohorts, batches.")
     return schema

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,12 +19,13 @@ from torch import Tensor
 from fl_lightning import checkpoint, probes
 from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.partition import class_counts, content_hash, held_out, partition
+from fl_lightning.data.feature_skew import skew
+from fl_lightning.data.partition import class_counts, content_hash, held_out, partition, subset_indices
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.federate import RoundRecord, Snapshot, federate
 from fl_lightning.probes import Measurement
 from fl_lightning.task import Task
-from fl_lightning.track import Tracker
+from fl_lightning.track import Tracker, store_uri
 
 RESULT, ATTEMPT = "result.json", "attempt.json"
 # A batch of metrics costs MLflow about the same for one round as for many.
@@ -67,12 +68,14 @@ class Result:
     """How a run ended.
 
     Attributes:
-        status: finished, or diverged.
+        status: finished, diverged, or stopped by somebody who had seen enough of it.
         message: Why it stopped before the last round, if it did.
         run_id: Of the MLflow run.
         folder: Where its files are.
         history: The measurements of all rounds.
         reused: Whether an earlier process had finished it, so that nothing was computed now.
+        tags: Of the MLflow run.
+        store: Where that is.
     """
 
     status: str
@@ -81,6 +84,8 @@ class Result:
     folder: Path
     history: list[Measurement]
     reused: bool = False
+    tags: Mapping[str, str] = field(default_factory=dict)
+    store: str = ""
 
     @property
     def final(self) -> dict[str, float]:
@@ -104,8 +109,12 @@ def build(config: RunConfig) -> Problem:
     """Load the data, split it, and make the model."""
     torch.set_num_threads(config.compute.threads)
     dataset = config.source.load()
-    clients = partition(dataset.train_y, config.split, config.seed)
+    clients = partition(dataset.train_y, config.split, config.seed, dataset.owners)
     holdout = held_out(dataset.train_y, config.split, config.seed)
+    dataset = skew(dataset, clients, config.split, config.seed)
+    if config.split.test_subset < 1:
+        measured = subset_indices(dataset.test_y, config.split.test_subset)
+        dataset = replace(dataset, test_x=dataset.test_x[measured], test_y=dataset.test_y[measured])
     return Problem(dataset, clients, holdout, config.model.build(dataset, config.seed, config.compute))
 
 
@@ -181,7 +190,26 @@ def folder_of(config: RunConfig, out: Path) -> Path:
 
 def finished(config: RunConfig, out: Path) -> Result | None:
     """What an earlier process has left of this run, if it is all."""
+    result = latest(config, out)
+    return None if result is None or result.status == "stopped" else result
+
+
+def latest(config: RunConfig, out: Path) -> Result | None:
+    """How this run ended, or where it was stopped; None if it never came to an end."""
     return _read_result(folder_of(config, out))
+
+
+def adopt(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str]) -> None:
+    """Give a run further tags; if another store has it, tell the present one what is known of it."""
+    if all(result.tags.get(name) == value for name, value in tags.items()) and result.store == store_uri(out):
+        return
+    tags = {**tags, **result.tags}
+    tracker = Tracker(out, _attempt(result.folder), _run_name(config), config.flat(), tags)
+    if tracker.run_id != result.run_id:
+        tracker.log_rounds((i, m.metrics) for i, m in enumerate(result.history, start=1))
+        tracker.tag("status", result.status)
+    tracker.finish("FINISHED" if result.status != "stopped" else "KILLED")
+    _write_result(replace(result, run_id=tracker.run_id, tags=tags, store=store_uri(out)))
 
 
 def check(config: RunConfig) -> None:
@@ -248,7 +276,7 @@ def _compute(
             status, message = "diverged", str(divergence)
             tracker.tag("diverged", f"round {divergence.round}, client {divergence.client}")
         tracker.log_rounds(unsent)
-        result = Result(status, message, tracker.run_id, folder, history)
+        result = Result(status, message, tracker.run_id, folder, history, False, tracker.tags, tracker.uri)
         counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
         tracker.artifacts(files.write(config, counts, history, folder, keeping.pictures))
         tracker.tag("status", status)
@@ -262,6 +290,8 @@ def _compute(
             tracker.log_rounds((i, m.metrics) for i, m in enumerate(history, start=1))
             if isinstance(reason, GeneratorExit):
                 tracker.tag("status", "stopped")
+                stopped = Result("stopped", "", tracker.run_id, folder, history, False, tracker.tags, tracker.uri)
+                _write_result(stopped)
             tracker.finish("KILLED" if isinstance(reason, KeyboardInterrupt | GeneratorExit) else "FAILED")
         raise
 
@@ -296,8 +326,12 @@ def _open_tracker(config: RunConfig, out: Path, folder: Path, problem: Problem, 
     }
     if commit := _git_commit():
         tags["mlflow.source.git.commit"] = commit
-    name = f"{names['method']} {names['data']} alpha={config.split.alpha:g} seed={config.seed}"
-    return Tracker(out, _attempt(folder), name, flat, tags)
+    return Tracker(out, _attempt(folder), _run_name(config), flat, tags)
+
+
+def _run_name(config: RunConfig) -> str:
+    names = config.names
+    return f"{names['method']} {names['data']} alpha={config.split.alpha:g} seed={config.seed}"
 
 
 @contextmanager
@@ -342,6 +376,8 @@ def _write_result(result: Result) -> None:
         "message": result.message,
         "run_id": result.run_id,
         "history": [measurement._asdict() for measurement in result.history],
+        "tags": dict(result.tags),
+        "store": result.store,
     }
     checkpoint.write_atomically(result.folder / RESULT, json.dumps(content).encode())
 
@@ -354,7 +390,8 @@ def _read_result(folder: Path) -> Result | None:
     except ValueError:
         raise UserError(f"{folder / RESULT} is damaged; start this run again with --fresh") from None
     history = [Measurement(**item) for item in content["history"]]
-    return Result(content["status"], content["message"], content["run_id"], folder, history, reused=True)
+    known = (content["status"], content["message"], content["run_id"], folder, history)
+    return Result(*known, reused=True, tags=content["tags"], store=content["store"])
 
 
 def _git_commit() -> str | None:

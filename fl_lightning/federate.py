@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,13 +12,16 @@ from torch import Tensor
 from fl_lightning import streams
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import ClientData, Plan
-from fl_lightning.engines.engine import Engine
+from fl_lightning.engines.engine import Engine, Fit
 from fl_lightning.engines.functional import Functional
 from fl_lightning.errors import Diverged, require
-from fl_lightning.method import Cohort, Local, Method, Server, with_round_lr
+from fl_lightning.method import Cohort, Context, Local, Method, Server, with_round_lr
 from fl_lightning.params import Params, all_finite, count, weighted_sum
 from fl_lightning.task import Task
 from fl_lightning.training import Training
+
+if TYPE_CHECKING:
+    from fl_lightning.probes import Score
 
 # Traffic is counted in float32, whatever the simulation computes in.
 BYTES_PER_NUMBER = 4
@@ -69,11 +72,13 @@ class ClientResult(NamedTuple):
         local: The finished client; its model is `local.params`.
         train_loss: Mean task loss along its training.
         prior_loss: Value of the method's penalty at its final model, 0 without one.
+        score: Its model on the test set, if somebody has measured that already.
     """
 
     local: Local
     train_loss: float
     prior_loss: float
+    score: "Score | None" = None
 
 
 class Snapshot(NamedTuple):
@@ -146,6 +151,48 @@ def federate(
     Raises:
         UserError: If the settings do not go together.
     """
+    stage = set_up(method, task, dataset, clients, training, federation, seed, holdout)
+
+    def rounds() -> Iterator[RoundRecord]:
+        now = resume or beginning(method, task, stage.server)
+        for number in range(now.round + 1, federation.rounds + 1):
+            cohort = draw_cohort(method, stage.server, with_round_lr(stage.training, number), federation, number)
+            data: Sequence[ClientData] = stage.data
+            if method.pools:
+                cohort, data = in_one_place(cohort, data)
+            record = run_round(method, task, data, engine, cohort, now)
+            now = record.after
+            yield record
+            del record  # its clients' models need not stay while the next round is computed
+
+    return rounds()
+
+
+class Stage(NamedTuple):
+    """What all rounds have in common.
+
+    Attributes:
+        server: What the server has beside its state.
+        training: How clients train.
+        data: The samples each client trains on.
+    """
+
+    server: Server
+    training: Training
+    data: list[ClientData]
+
+
+def set_up(
+    method: Method,
+    task: Task,
+    dataset: Dataset,
+    clients: Sequence[Tensor],
+    training: Training,
+    federation: Federation,
+    seed: int,
+    holdout: Tensor | None,
+) -> Stage:
+    """Check the settings, and put everything in its place; see `federate`."""
     dataset, device = dataset.to(task.device), task.device
     spare = torch.empty(0, dtype=torch.long) if holdout is None else holdout
     server = Server(
@@ -159,37 +206,49 @@ def federate(
     method.check(training, server)
     indices = method.local_data(clients, spare, seed)
     data = [ClientData(n, dataset, places.to(device), task.dtype) for n, places in enumerate(indices)]
+    return Stage(server, training, data)
 
-    def rounds() -> Iterator[RoundRecord]:
-        now = resume
-        if now is None:
-            state = method.prepare(method.init(task.initial.params, len(clients)), server)
-            now = Snapshot(0, state, task.initial.buffers)
-        for number in range(now.round + 1, federation.rounds + 1):
-            cohort = draw_cohort(method, server, with_round_lr(training, number), federation, number)
-            record = run_round(method, task, data, engine, cohort, now)
-            now = record.after
-            yield record
-            del record  # its clients' models need not stay while the next round is computed
 
-    return rounds()
+def beginning(method: Method, task: Task, server: Server) -> Snapshot:
+    """The server before round 1."""
+    state = method.prepare(method.init(task.initial.params, len(server.sizes)), server)
+    return Snapshot(0, state, task.initial.buffers)
 
 
 def run_round(
     method: Method, task: Task, data: Sequence[ClientData], engine: Engine, cohort: Cohort, before: Snapshot
 ) -> RoundRecord:
     """One round: broadcast, train, report, aggregate."""
-    number, seed = cohort.round, cohort.server.seed
     start_time = time.perf_counter()
     context = method.broadcast(before.state, cohort)
-    plans = [
-        Plan(data[n], seed, number, cohort.training, epochs)
+    seconds_broadcast = time.perf_counter() - start_time
+    plans = plans_of(cohort, data)
+    fits = engine.fit(method, task, context, before.buffers, plans)
+    return close_round(method, cohort, before, context, plans, fits, seconds_broadcast)
+
+
+def plans_of(cohort: Cohort, data: Sequence[ClientData]) -> list[Plan]:
+    """The batches of every member of the cohort."""
+    return [
+        Plan(data[n], cohort.server.seed, cohort.round, cohort.training, epochs)
         for n, epochs in zip(cohort.members, cohort.epochs, strict=True)
     ]
-    broadcast_time = time.perf_counter()
 
+
+def close_round(
+    method: Method,
+    cohort: Cohort,
+    before: Snapshot,
+    context: Context,
+    plans: Sequence[Plan],
+    fits: Iterable[Fit],
+    seconds_broadcast: float,
+) -> RoundRecord:
+    """The second half of a round: clients, as they finish, report; then the server aggregates."""
+    number = cohort.round
+    start_time = time.perf_counter()
     results, reports = [], []
-    for position, fit in enumerate(engine.fit(method, task, context, before.buffers, plans)):
+    for position, fit in enumerate(fits):
         if not all_finite(fit.local.params):
             raise Diverged(number, fit.local.client)
         own_context = context.of_member(position)
@@ -205,6 +264,7 @@ def run_round(
         raise Diverged(number, None)
     end_time = time.perf_counter()
 
+    travels = 0 if method.pools else BYTES_PER_NUMBER
     samples = sum(len(plan.data) * (plan.num_epochs + method.extra_passes) for plan in plans)
     return RoundRecord(
         round=number,
@@ -213,11 +273,11 @@ def run_round(
         clients=results,
         reports=reports,
         after=Snapshot(number, state, buffers),
-        bytes_down=BYTES_PER_NUMBER * len(plans) * count((context.start, context.shared, before.buffers)),
-        bytes_up=BYTES_PER_NUMBER * count((reports, [result.local.buffers for result in results])),
+        bytes_down=travels * len(plans) * count((context.start, context.shared, before.buffers)),
+        bytes_up=travels * count((reports, [result.local.buffers for result in results])),
         gradient_evaluations=samples,
-        seconds_local=trained_time - broadcast_time,
-        seconds_server=(broadcast_time - start_time) + (end_time - trained_time),
+        seconds_local=trained_time - start_time,
+        seconds_server=seconds_broadcast + (end_time - trained_time),
     )
 
 
@@ -266,6 +326,15 @@ def draw_stragglers(
 def cohort_size(federation: Federation, num_eligible: int) -> int:
     """How many clients take part in every round."""
     return federation.cohort or max(1, math.floor(federation.fraction * num_eligible + 0.5))
+
+
+def in_one_place(cohort: Cohort, data: Sequence[ClientData]) -> tuple[Cohort, list[ClientData]]:
+    """The cohort's data as those of a single client; their order says nothing of who brought which."""
+    indices = torch.cat([data[n].indices for n in cohort.members]).sort().values
+    alone = cohort._replace(
+        members=(0,), weights=(1.0,), shares=(sum(cohort.shares),), epochs=(cohort.training.epochs,), num_clients=1
+    )
+    return alone, [replace(data[0], client=0, indices=indices)]
 
 
 def check_participation(federation: Federation, sizes: Sequence[int]) -> None:

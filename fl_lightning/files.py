@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas as pd
 from torch import Tensor
 
-from fl_lightning import pictures as draw
 from fl_lightning.checkpoint import write_atomically
 from fl_lightning.config import RunConfig
 from fl_lightning.probes import Measurement
@@ -34,11 +33,13 @@ def write(
         files.append(folder / f"{name}.parquet")
         table.to_parquet(files[-1], index=False)
     if pictures:
+        from fl_lightning import pictures as draw  # matplotlib: only who draws waits for it
+
         figure = draw.partition(counts, f"{title}: samples per client and class")
         files.append(draw.save(figure, folder / "partition.png"))
-    if pictures and history:
-        curves = {config.names["method"]: [measurement.metrics for measurement in history]}
-        files.append(draw.save(draw.learning_curves(curves, title), folder / "curves.png"))
+        if history:
+            curves = {config.names["method"]: [measurement.metrics for measurement in history]}
+            files.append(draw.save(draw.learning_curves(curves, title), folder / "curves.png"))
     return files
 
 

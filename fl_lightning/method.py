@@ -16,7 +16,8 @@ from fl_lightning.penalty import Penalty
 from fl_lightning.training import Training
 
 if TYPE_CHECKING:
-    from fl_lightning.data.plan import ClientData
+    from fl_lightning.data.plan import ClientData, Plan
+    from fl_lightning.gaussian.form import Gaussian
     from fl_lightning.task import Task
 
 
@@ -99,6 +100,7 @@ class Step(NamedTuple):
         fraction: |batch| / |client data|.
         epoch: Number of the epoch in this round, from 0.
         epoch_ends: Whether this is the last step of its epoch.
+        loss: Mean likelihood loss of the batch before the update.
     """
 
     number: int
@@ -108,6 +110,7 @@ class Step(NamedTuple):
     fraction: float | Tensor
     epoch: int | Tensor
     epoch_ends: bool | Tensor
+    loss: Tensor
 
 
 class Local(NamedTuple):
@@ -123,6 +126,7 @@ class Local(NamedTuple):
         training: The optimiser settings it used.
         task: Model and likelihood, for methods that look at the data once more.
         data: Its data, for the same.
+        plan: Which samples it saw in which step.
     """
 
     client: int
@@ -134,6 +138,7 @@ class Local(NamedTuple):
     training: Training
     task: "Task"
     data: "ClientData"
+    plan: "Plan"
 
 
 @dataclass(frozen=True)
@@ -192,6 +197,15 @@ class Method(ABC):
         """Numbers worth logging: one for the round, or a list with one for each member of the cohort."""
         return {}
 
+    def posteriors(self, cohort: Cohort, reports: Sequence[Any]) -> "Sequence[Gaussian]":
+        """The clients' posteriors as they enter the aggregation, damping included, if the method has any."""
+        return ()
+
+    @property
+    def pools(self) -> bool:
+        """Whether the data of a round's clients are brought to one place, which is no federated learning any more."""
+        return False
+
     @property
     def drops_stragglers(self) -> bool:
         """Whether clients that did not finish their epochs are left out of the round."""
@@ -205,6 +219,11 @@ class Method(ABC):
     @property
     def needs_squares(self) -> bool:
         """Whether `observe` reads `Step.squares`, the squared per-sample gradients."""
+        return False
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether clients cannot be trained several at once, such as when a trace grows with every step."""
         return False
 
     @property

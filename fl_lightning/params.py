@@ -68,6 +68,12 @@ def flatten(params: Params) -> Tensor:
     return torch.cat([value.reshape(-1) for value in params.values()])
 
 
+def unflatten(vector: Tensor, like: Params) -> Params:
+    """The inverse of `flatten`: views into the vector, named and shaped like other parameters."""
+    parts = torch.split(vector, [value.numel() for value in like.values()])
+    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
 def count(tree: Any) -> int:
     """How many numbers the tensors of a tree hold; plain Python numbers are not counted."""
     return sum(leaf.numel() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))

@@ -4,13 +4,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 
 # Okabe and Ito's palette: distinguishable with every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+
+# From few to many. The palest colours are left out: a single sample must differ from white, which is none.
+BLUES = ListedColormap(colormaps["YlGnBu"](np.linspace(0.2, 1.0, 256)))
 
 
 def learning_curves(curves: Mapping[str, Sequence[Mapping[str, float]]], title: str = "") -> Figure:
@@ -42,25 +47,59 @@ def learning_curves(curves: Mapping[str, Sequence[Mapping[str, float]]], title: 
 
 
 def partition(counts: Tensor, title: str = "") -> Figure:
-    """Clients by classes: the area of a dot is the number of samples.
+    """Clients by classes: the colour is the number of samples.
 
     Args:
         counts: Samples per client (row) and class (column).
         title: Above the picture.
     """
-    clients, classes = counts.shape
-    shown = counts.numpy()
-    figure = Figure(figsize=(min(12, 1.5 + 0.4 * clients), min(12, 1.5 + 0.35 * classes)), layout="constrained")
-    panel = figure.subplots()
-    x, y = np.meshgrid(np.arange(clients), np.arange(classes), indexing="ij")
-    largest = max(int(shown.max()), 1)
-    panel.scatter(x, y, s=260 * shown / largest * min(1, 25 / clients), color=COLOURS[0], linewidths=0)
-    panel.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), title=title)
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=min(clients, 25), integer=True))
-    panel.yaxis.set_major_locator(MaxNLocator(nbins=min(classes, 25), integer=True))
-    panel.grid(alpha=0.2)
-    panel.set_axisbelow(True)
+    return partitions({title: counts})
+
+
+def partitions(splits: Mapping[str, Tensor]) -> Figure:
+    """Several partitions side by side, all in one scale of colours.
+
+    Args:
+        splits: For every title the samples per client (row) and class (column).
+    """
+    clients, classes = (max(counts.shape[axis] for counts in splits.values()) for axis in (0, 1))
+    alone = len(splits) == 1
+    # Inches of a panel: cells as large as fit, and as many panels in a row as fit a screen.
+    width = max(5.5 if alone else 3.0, min(12.0 if alone else 6.0, 1.0 + 0.3 * clients))
+    height = max(2.4, min(12.0 if alone else 6.0, 1.0 + 0.25 * classes))
+    columns = min(len(splits), max(1, int(15 / width)))
+    rows = -(-len(splits) // columns)
+    figure = Figure(figsize=(columns * width + 1.0, rows * height), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    largest = max(2, *(int(counts.max()) for counts in splits.values()))
+    # Logarithmic, so that one sample can be seen beside thousands; white is none.
+    scale = LogNorm(1, largest)
+    for panel, (title, counts) in zip(panels, splits.items(), strict=False):
+        held = np.ma.masked_equal(counts.numpy().T, 0)
+        cells = panel.imshow(held, cmap=BLUES, norm=scale, aspect="auto", origin="lower", interpolation="none")
+        empty = np.flatnonzero(counts.numpy().sum(1) == 0)
+        panel.scatter(empty, np.full(len(empty), -1.0), marker="x", s=12, color=COLOURS[1], linewidths=1)
+        note = f"\nwithout samples (crosses): {len(empty)}" if len(empty) else ""
+        panel.set(xlabel=f"client{note}", ylabel="class", title=title)
+        panel.set(xlim=(-0.5, len(counts) - 0.5), ylim=(-1.5 if len(empty) else -0.5, counts.shape[1] - 0.5))
+        panel.set_xticks(_ticks(len(counts)))
+        panel.set_yticks(_ticks(counts.shape[1]))
+        if max(counts.shape) <= 60:  # more lines between the cells would hide them
+            panel.set_xticks(np.arange(0.5, len(counts) - 1), minor=True)
+            panel.set_yticks(np.arange(0.5, counts.shape[1] - 1), minor=True)
+            panel.grid(which="minor", color="0.9", linewidth=0.5)
+            panel.tick_params(which="minor", length=0)
+    for panel in panels[len(splits) :]:
+        panel.set_visible(False)
+    figure.colorbar(cells, ax=panels, label="samples", format=StrMethodFormatter("{x:,.0f}"))
     return figure
+
+
+def _ticks(number: int) -> list[int]:
+    """Of an axis numbered from 0: all numbers of a short one, round ones of a long one."""
+    if number <= 20:
+        return list(range(number))
+    return [int(tick) for tick in MaxNLocator(nbins=10, integer=True).tick_values(0, number - 1) if 0 <= tick < number]
 
 
 def save(figure: Figure, path: Path) -> Path:

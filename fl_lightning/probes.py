@@ -1,12 +1,13 @@
 """What is measured after every round: GA, LA and their spread, losses, traffic, time.
 
 GA is the test accuracy of the aggregated model. LA = sum_n p_n (accuracy of client n's model on the global test set),
-after local training and before aggregation; with all clients taking part, p_n = pi_n.
+after local training and before aggregation; with all clients taking part, p_n = pi_n. AE and LF are the distances from
+a reference posterior for which GA and LA stand; see `fl_lightning.reference`.
 """
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -14,6 +15,9 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.federate import RoundRecord
 from fl_lightning.method import Method
 from fl_lightning.task import Task, Weights
+
+if TYPE_CHECKING:
+    from fl_lightning.reference import Reference
 
 # Test samples per forward pass: larger blocks leave the cache of a CPU and are slower.
 BLOCK = 1000
@@ -53,12 +57,17 @@ def score(task: Task, models: Sequence[Weights], dataset: Dataset) -> list[Score
     return [Score(float(c) / len(test_y), float(n) / len(test_y)) for c, n in zip(correct, nll, strict=True)]
 
 
-def measure(method: Method, task: Task, dataset: Dataset, record: RoundRecord) -> Measurement:
-    """All numbers of a round."""
+def measure(
+    method: Method, task: Task, dataset: Dataset, record: RoundRecord, reference: "Reference | None" = None
+) -> Measurement:
+    """All numbers of a round; AE and LF against a reference posterior, if there is one."""
     start = time.perf_counter()
     server = Weights(record.after.state.params, record.after.buffers)
-    locals_ = [Weights(result.local.params, result.local.buffers) for result in record.clients]
-    scores = score(task, [server, *locals_], dataset)
+    known = [result.score for result in record.clients if result.score is not None]
+    unknown = [Weights(r.local.params, r.local.buffers) for r in record.clients if len(known) < len(record.clients)]
+    scores = score(task, [server, *unknown], dataset) + ([] if unknown else known)
+    models = [server.params, *(result.local.params for result in record.clients)]
+    distances = reference.distances(models) if reference is not None else []
     seconds_evaluation = time.perf_counter() - start
     weights = record.cohort.weights
     accuracies = torch.tensor([s.accuracy for s in scores[1:]], dtype=torch.float64)
@@ -91,6 +100,9 @@ def measure(method: Method, task: Task, dataset: Dataset, record: RoundRecord) -
         "train_loss": [result.train_loss for result in record.clients],
         "prior_loss": [result.prior_loss for result in record.clients],
     }
+    if distances:
+        metrics |= {"AE": distances[0], "LF": _mean(distances[1:], weights)}
+        clients["distance"] = distances[1:]
     for name, value in diagnosis.items():
         if isinstance(value, list):
             clients[name] = value

@@ -40,7 +40,7 @@ class Tracker:
     """
 
     def __init__(self, out: Path, attempt: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        self.uri = store_uri(out)
+        self.uri, self.tags = store_uri(out), dict(tags)
         _check_reachable(self.uri)
         with _explained(self.uri):
             logging.getLogger("mlflow").setLevel(logging.WARNING)  # or it tells of every table it creates

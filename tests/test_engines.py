@@ -1,18 +1,22 @@
 import signal
+from collections import Counter
 
 import pytest
 import pytorch_lightning as pl
 import torch
 
 from fl_lightning.client import Client, Observer
+from fl_lightning.data import augment
 from fl_lightning.engines.functional import AUTO_CHUNK, Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.federate import federate
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
-from fl_lightning.task import Task
+from fl_lightning.probes import score
+from fl_lightning.task import Task, Weights
 from tests.cases import ENGINES, equal_bits, final, largest_difference, network, ragged
+from tests.pictures import pictures
 
 
 def test_dropout_masks_are_the_same_under_lightning_and_in_the_loop():
@@ -129,3 +133,43 @@ def test_the_workbench_is_free_between_runs():
     first = list(federate(FedAvg(), task, *arguments, Functional(chunk=1)))
     second = list(federate(FedAvg(), task, *arguments, Lightning()))
     assert largest_difference(final(first), final(second)) < 1e-12
+
+
+def shown(monkeypatch, case, method, engine):
+    """The final model and all augmented images, as bytes, in the order in which they were made."""
+    images = []
+
+    def apply(*arguments):
+        augmented = real(*arguments)
+        images.extend(image.numpy().tobytes() for image in augmented)
+        return augmented
+
+    real = augment.apply
+    with monkeypatch.context() as patch:
+        patch.setattr(augment, "apply", apply)
+        return final(case.run(method, engine)), images
+
+
+@pytest.mark.parametrize("name", ["standard", "paper"])
+def test_all_engines_see_the_same_augmented_images(name, monkeypatch):
+    case = pictures(name)
+    model, images = shown(monkeypatch, case, Fola(), Functional(chunk=1))
+    by_trainer, same_images = shown(monkeypatch, case, Fola(), Lightning())
+    assert same_images == images
+    assert largest_difference(model, by_trainer) < 1e-12
+    for chunk in (2, 4):
+        by_vmap, more_images = shown(monkeypatch, case, Fola(), Functional(chunk=chunk))
+        assert Counter(images) <= Counter(more_images)  # some only pad
+        assert largest_difference(model, by_vmap) < 1e-12
+    assert largest_difference(model, final(pictures("none").run(Fola()))) > 1e-3
+
+
+def test_only_training_batches_are_augmented(monkeypatch):
+    """Neither test data nor the pass of the offline Fisher: as many images are made as samples are trained on."""
+    case = pictures("paper")
+    model, images = shown(monkeypatch, case, Fola(curvature="offline"), Functional(chunk=1))
+    samples = sum(map(len, case.clients)) * case.training.epochs * case.federation.rounds
+    assert len(images) == samples
+    plain = pictures("none").dataset
+    weights = Weights(model, {})
+    assert score(case.task(), [weights], case.dataset) == score(case.task(), [weights], plain)

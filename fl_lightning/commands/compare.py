@@ -38,7 +38,10 @@ def main(arguments: Sequence[str]) -> int:
         seeds = [int(seed) for seed in options.seeds.split(",")]
     except ValueError:
         raise UserError(f"--seeds must be whole numbers with commas, got {options.seeds!r}") from None
-    show(_settings(flags), variants, seeds, options)
+    settings = configuration.flags_to_settings(flags)
+    for key in ("method", "seed"):
+        require(key not in settings, f"--{key} is what a comparison varies; use --{key}s")
+    show(settings, variants, seeds, options)
     return 0
 
 
@@ -75,17 +78,3 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
     if curves:
         print(f"\nlearning curves  {pictures.save(pictures.learning_curves(curves), options.picture)}")
     print(f"compare runs     fl-lightning ui --out {options.out}")
-
-
-def _settings(flags: Sequence[str]) -> dict[str, str]:
-    """The flags as dotted keys and values."""
-    settings = {}
-    rest = list(flags)
-    while rest:
-        flag = rest.pop(0)
-        require(flag.startswith("--"), f"expected a setting as --key value, got {flag!r}")
-        key, equals, value = flag.removeprefix("--").partition("=")
-        require(key not in ("method", "seed"), f"--{key} is what a comparison varies; use --{key}s")
-        require(bool(equals) or bool(rest), f"--{key} needs a value")
-        settings[key] = value if equals else rest.pop(0)
-    return settings

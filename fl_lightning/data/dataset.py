@@ -2,11 +2,16 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from math import isfinite
 
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import require
+from fl_lightning.data.augment import check as check_augmentation
+from fl_lightning.errors import UserError, require
+
+# Numbers that are looked at together, so that a check needs little memory of its own.
+BLOCK = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -43,16 +48,37 @@ class Dataset:
                 f"{part}_x and {part}_y must be torch tensors, got {type(x).__name__} and {type(y).__name__}; "
                 "torch.as_tensor makes one of an array",
             )
+            _check_labels(part, x, y, self.num_classes)
             require(
-                len(x) == len(y) > 0,
-                f"{part}_x and {part}_y must have the same number of samples, at least 1, got {len(x)} and {len(y)}",
+                x.dim() >= 2 and (x.dtype == torch.uint8 or x.is_floating_point()),
+                f"{part}_x must hold bytes or floating point numbers, at least one per sample in a dimension of their "
+                f"own, got {x.dtype} of shape {tuple(x.shape)}; use .float(), .to(torch.uint8) or [:, None]",
             )
-            require(y.dtype == torch.long, f"{part}_y must hold labels of type torch.long, got {y.dtype}; use .long()")
-            low, high = int(y.min()), int(y.max())
-            require(
-                0 <= low <= high < self.num_classes,
-                f"{part}_y must hold labels 0 to {self.num_classes - 1}, got {low} to {high}; correct num_classes or y",
-            )
+        require(
+            self.train_x.shape[1:] == self.test_x.shape[1:] and self.train_x.dtype == self.test_x.dtype,
+            f"train_x and test_x must hold inputs of one shape and type, got {tuple(self.train_x.shape[1:])} of "
+            f"{self.train_x.dtype} and {tuple(self.test_x.shape[1:])} of {self.test_x.dtype}; make them alike",
+        )
+        if self.train_x.is_floating_point():
+            _check_finite("train_x", self.train_x)
+            _check_finite("test_x", self.test_x)
+        else:
+            self._check_scaling()
+        check_augmentation(self.augment, self.shape, self.train_x.dtype)
+        if self.owners is not None:
+            _check_owners(self.owners, len(self.train_y))
+
+    def _check_scaling(self) -> None:
+        fitting = {1, self.shape[0]}
+        require(
+            len(self.mean) in fitting and len(self.std) in fitting,
+            f"mean and std must have one number, or one for each of the {self.shape[0]} channels, got "
+            f"{len(self.mean)} and {len(self.std)}; the channels are the second dimension of train_x",
+        )
+        require(
+            all(map(isfinite, self.mean)) and all(isfinite(value) and value > 0 for value in self.std),
+            f"mean must be finite and std positive, got {self.mean} and {self.std}; 0.5 and 0.5 scale to [-1, 1]",
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,8 +97,10 @@ class Dataset:
         return (raw.to(dtype) / 255 - mean) / std
 
     def to(self, device: torch.device) -> "Dataset":
-        """The same data on another device; no copy where it is there already."""
+        """The same data on another device; the very same where it is there already, so that mapped files stay so."""
         move = {name: getattr(self, name).to(device) for name in ("train_x", "train_y", "test_x", "test_y")}
+        if all(tensor is getattr(self, name) for name, tensor in move.items()):
+            return self
         return replace(self, **move)
 
 
@@ -83,3 +111,53 @@ class Source(ABC):
     @abstractmethod
     def load(self) -> Dataset:
         """Read it into memory, or raise `UserError` that says which files were expected where."""
+
+    def fingerprint(self) -> str | None:
+        """A hash of what a user's own files hold, which then stands for `data.path` in what a run is known by.
+
+        Results of a file that was changed are not taken for results of the new one, and a file that was moved is
+        still the same. None, where the name and the settings of the source say which data they are.
+        """
+        return None
+
+
+def _check_labels(part: str, x: Tensor, y: Tensor, num_classes: int) -> None:
+    require(
+        y.dim() == 1 and x.dim() >= 1 and len(x) == len(y) > 0,
+        f"{part}_x and {part}_y must have the same number of samples, at least 1, got shapes {tuple(x.shape)} and "
+        f"{tuple(y.shape)}; {part}_y holds one label per sample",
+    )
+    require(y.dtype == torch.long, f"{part}_y must hold labels of type torch.long, got {y.dtype}; use .long()")
+    low, high = int(y.min()), int(y.max())
+    require(
+        0 <= low <= high < num_classes,
+        f"{part}_y must hold labels 0 to {num_classes - 1}, got {low} to {high}; correct num_classes or y",
+    )
+
+
+def _check_finite(name: str, x: Tensor) -> None:
+    """Block by block: of a mapped file, no copy is made."""
+    size = max(1, BLOCK // max(1, x[0].numel()))
+    for number, block in enumerate(torch.split(x, size)):
+        finite = block.isfinite()
+        if not finite.all():
+            sample = number * size + int(finite.flatten(1).all(1).logical_not().nonzero()[0])
+            value = float(x[sample].flatten()[x[sample].flatten().isfinite().logical_not()][0])
+            raise UserError(f"{name} must hold finite numbers, got {value} in sample {sample}; correct or remove it")
+
+
+def _check_owners(owners: Tensor, num_samples: int) -> None:
+    require(
+        isinstance(owners, Tensor) and owners.dtype == torch.long and tuple(owners.shape) == (num_samples,),
+        f"owners must be a torch.long tensor with one number for each of the {num_samples} training samples, got "
+        f"{type(owners).__name__} {getattr(owners, 'dtype', '')} {tuple(getattr(owners, 'shape', ()))}",
+    )
+    low, last = int(owners.min()), int(owners.max())
+    require(low >= 0, f"owners must be numbers from 0 on, got {low}")
+    present = set(owners.tolist())
+    if len(present) != last + 1:
+        empty = next(owner for owner in range(last + 1) if owner not in present)
+        raise UserError(
+            f"every client from 0 to {last} must own a sample, but client {empty} has none; "
+            "torch.unique(owners, return_inverse=True)[1] numbers those that do without gaps"
+        )

@@ -1,37 +1,27 @@
 """MNIST and its relatives: four IDX files in torchvision's layout, downloaded where they are missing.
 
-Names, mirrors, checksums and the reader are torchvision's. The download is ours, because torchvision's prints progress
-bars, may hang for minutes behind a firewall, and leaves half a file behind when it is killed, which it later takes for
-a whole one.
+An IDX file is a header and the plain bytes of the images, so the file itself is mapped into memory: several runs on
+one machine share one copy.
 """
 
 import gzip
-import hashlib
-import os
 import zlib
-from collections.abc import Callable
-from http.client import HTTPException
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Any, Literal, TypeAlias
-from urllib.error import HTTPError
-from urllib.request import urlopen
-from uuid import uuid4
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.download import DownloadError, damaged, download, write_whole
+from fl_lightning.data.mapped import Array
+from fl_lightning.data.places import data_root
 from fl_lightning.errors import UserError, require
 
 Name: TypeAlias = Literal["MNIST", "FashionMNIST"]
 
-PATIENCE_SECONDS = 8.0
-
-
-def data_root(root: str | None) -> Path:
-    """The folder of all datasets: the setting, else the environment's, else the user's cache."""
-    return Path(root or os.environ.get("FL_LIGHTNING_DATA") or "~/.cache/fl_lightning/data").expanduser()
+UNSIGNED_BYTE = 8  # the third byte of the header; the fourth is the number of dimensions, their sizes follow
 
 
 def load(name: Name, root: str | None, mean: float, std: float) -> Dataset:
@@ -44,28 +34,27 @@ def load(name: Name, root: str | None, mean: float, std: float) -> Dataset:
 
 
 def _read_half(folder: Path, prefix: str) -> tuple[Tensor, Tensor]:
-    from torchvision.datasets.mnist import read_image_file, read_label_file
-
     image_file, label_file = folder / f"{prefix}-images-idx3-ubyte", folder / f"{prefix}-labels-idx1-ubyte"
-    images, labels = _read(read_image_file, image_file), _read(read_label_file, label_file)
-    require(images.shape[1:] == (28, 28), _damaged(image_file, f"images of {tuple(images.shape[1:])}, not (28, 28)"))
-    require(len(labels) == len(images), _damaged(label_file, f"{len(labels)} labels for {len(images)} images"))
-    require(int(labels.max()) < 10, _damaged(label_file, f"label {int(labels.max())}, not 0 to 9"))
-    return images[:, None], labels
+    images, labels = _map(image_file, dimensions=3), _map(label_file, dimensions=1)
+    require(images.shape[1:] == (28, 28), damaged(image_file, f"images of {images.shape[1:]}, not (28, 28)"))
+    require(len(labels) == len(images), damaged(label_file, f"{len(labels)} labels for {len(images)} images"))
+    require(int(labels.max()) < 10, damaged(label_file, f"label {int(labels.max())}, not 0 to 9"))
+    return torch.from_numpy(images)[:, None], torch.from_numpy(labels).long()
 
 
-def _read(reader: Callable[[str], Tensor], file: Path) -> Tensor:
+def _map(file: Path, dimensions: int) -> Array:
+    """The values of a file: its pages are read when they are used, and are private as soon as they are written to."""
     try:
-        return reader(str(file))
+        with open(file, "rb") as opened:
+            header = opened.read(4 + 4 * dimensions)
+        length = file.stat().st_size
+        shape = tuple(int.from_bytes(header[at : at + 4], "big") for at in range(4, len(header), 4))
+        whole = header[:4] == bytes([0, 0, UNSIGNED_BYTE, dimensions]) and len(shape) == dimensions and min(shape) > 0
+        if not whole or length != len(header) + np.prod(shape, dtype=object):
+            raise UserError(damaged(file, f"not a whole IDX file, {length} bytes"))
+        return np.memmap(file, np.uint8, mode="c", offset=len(header), shape=shape)
     except OSError as error:
         raise UserError(f"cannot read {file}: {error}; make it readable or choose another --data.root") from None
-    except (AssertionError, KeyError, RuntimeError, TypeError, ValueError):
-        # What torchvision raises for a file whose header or length is wrong, in this or that place.
-        raise UserError(_damaged(file, f"not a whole IDX file, {file.stat().st_size} bytes")) from None
-
-
-def _damaged(file: Path, what: str) -> str:
-    return f"{file} is damaged ({what}); delete it so that it is downloaded again, or replace it by a good copy"
 
 
 def _complete(name: Name, folder: Path) -> None:
@@ -78,9 +67,11 @@ def _complete(name: Name, folder: Path) -> None:
         missing = [file for file in checksums if not (folder / file).is_file()]
         for file in missing:
             archive = folder / f"{file}.gz"
-            content = _unpacked(archive) if archive.is_file() else _download(file, checksums[file], source.mirrors)
-            _write_whole(folder / file, content)
-    except _DownloadError as error:
+            packed = archive.read_bytes() if archive.is_file() else None
+            if packed is None:
+                packed = download([f"{mirror}{file}.gz" for mirror in source.mirrors], checksums[file])
+            write_whole(folder / file, _unpacked(archive, packed))
+    except DownloadError as error:
         raise UserError(
             f"{name} not found: expected {', '.join(checksums)} (or each as .gz) in {folder}, "
             f"{len(missing)} of {len(checksums)} are missing and the download failed ({error}); put them there, name "
@@ -93,68 +84,8 @@ def _complete(name: Name, folder: Path) -> None:
         ) from None
 
 
-class _DownloadError(Exception):
-    """No mirror gave the file."""
-
-
-def _unpacked(archive: Path) -> bytes:
+def _unpacked(archive: Path, packed: bytes) -> bytes:
     try:
-        return gzip.decompress(archive.read_bytes())
+        return gzip.decompress(packed)
     except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise UserError(_damaged(archive, "not a whole gzip file")) from None
-
-
-def _download(file: str, md5: str, mirrors: list[str]) -> bytes:
-    reason = "no mirror is known"
-    for mirror in mirrors:
-        try:
-            packed = _get(f"{mirror}{file}.gz")
-        except HTTPError as error:
-            error.close()
-            reason = f"{mirror}: {error}"
-            continue
-        except (OSError, HTTPException) as error:
-            reason = f"{mirror}: {getattr(error, 'reason', error)}"
-            continue
-        # Not for security: it tells the file from the login page of a hotel or a proxy.
-        if hashlib.md5(packed, usedforsecurity=False).hexdigest() == md5:
-            return gzip.decompress(packed)
-        reason = f"{mirror} sent something else, its checksum is wrong"
-    raise _DownloadError(" ".join(reason.split()))
-
-
-def _get(url: str) -> bytes:
-    """The content of a URL, or OSError if the first answer takes longer than our patience.
-
-    A timeout of `urlopen` alone is no bound: it holds for each address of the host in turn, and not for the name
-    lookup. So a thread asks, and is left behind if it hangs.
-    """
-    answers: SimpleQueue[Any] = SimpleQueue()
-
-    def ask() -> None:
-        try:
-            answers.put(urlopen(url, timeout=PATIENCE_SECONDS))
-        except Exception as error:
-            answers.put(error)
-
-    Thread(target=ask, daemon=True).start()
-    try:
-        answer = answers.get(timeout=PATIENCE_SECONDS)
-    except Empty:
-        raise TimeoutError(f"no answer within {PATIENCE_SECONDS:g} s") from None
-    if isinstance(answer, Exception):
-        raise answer
-    with answer:
-        content: bytes = answer.read()
-    return content
-
-
-def _write_whole(file: Path, content: bytes) -> None:
-    """Write under a passing name and rename, so that nobody, not even a process beside us, sees half a file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    passing = file.with_name(f".{file.name}.{uuid4().hex}")
-    try:
-        passing.write_bytes(content)
-        passing.replace(file)
-    finally:
-        passing.unlink(missing_ok=True)
+        raise UserError(damaged(archive, "not a whole gzip file")) from None

@@ -1,27 +1,48 @@
 """Who holds which training samples: seeded partitions of one labelled training set over N clients.
 
 Every sample of the (sub)set goes to exactly one client, for any number of classes. Counts are rounded by largest
-remainders, so that nothing is dropped. Clients may end up without data.
+remainders, so that nothing is dropped. Clients may end up without data, unless `min_samples` forbids it.
 
-The default is FedMA's and the FOLA code's: per class over clients. The FOLA text describes the other direction, per
-client over classes.
+The default is the FOLA code's: per class over clients, without the balancing of FedMA (`dirichlet_balanced` with
+min_samples 10). The FOLA text describes the other direction, per client over classes. How each kind divides is in
+`fl_lightning/data/partitions`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import isfinite
-from typing import Any, Literal, TypeAlias, assert_never, get_args
+from typing import Literal, TypeAlias, assert_never, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import require, unknown
+from fl_lightning.data.partitions import dirichlet, few_classes, natural, sizes
+from fl_lightning.data.partitions.dealing import Array, cut, deal, members, whole
+from fl_lightning.errors import UserError, require, unknown
 from fl_lightning.streams import numpy_generator
 
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-Kind: TypeAlias = Literal["dirichlet", "dirichlet_per_client", "iid", "shards", "quantity"]
+Kind: TypeAlias = Literal[
+    "dirichlet",
+    "dirichlet_balanced",
+    "dirichlet_per_client",
+    "dirichlet_lognormal",
+    "shards",
+    "classes",
+    "class_blocks",
+    "iid",
+    "quantity",
+    "lognormal",
+    "natural",
+    "natural_groups",
+]
+FeatureSkew: TypeAlias = Literal["none", "noise", "rotation"]
+
+NATURAL: tuple[Kind, ...] = ("natural", "natural_groups")
+# Nothing is drawn for these, so that another draw would be the same.
+FIXED: tuple[Kind, ...] = ("class_blocks", "natural")
+MAX_DRAWS = 1000
 
 
 @dataclass(frozen=True)
@@ -31,15 +52,32 @@ class Split:
     Attributes:
         clients: Number of clients (N).
         partition: "dirichlet": each class is spread over the clients by a draw from Dir(alpha); sizes differ too.
+            "dirichlet_balanced": the same, but a client that holds its fair share gets no further class.
             "dirichlet_per_client": each client mixes the classes by its own draw from Dir(alpha); sizes are equal.
-            "iid": shuffled and cut into equal parts. "shards": sorted by label, cut into shards, each client is dealt
-            a few. "quantity": the labels are iid, the sizes are a draw from Dir(alpha).
+            "dirichlet_lognormal": the same with sizes as for lognormal. "shards": sorted by label, cut into shards,
+            each client is dealt a few. "classes": each client holds classes_per_client classes. "class_blocks": the
+            classes in order, cut into one block per client. "iid": shuffled and cut into equal parts. "quantity": the
+            labels are iid, the sizes are a draw from Dir(alpha). "lognormal": the labels are iid, the sizes are
+            log-normal with sigma. "natural": each owner that the data name is a client. "natural_groups": those
+            owners dealt at random into groups, each group a client.
         alpha: Concentration of the Dirichlet draws (alpha). Small: each client sees few classes; large: close to iid.
         shards_per_client: Shards dealt to each client, for the partition "shards" alone.
         subset: Share of the training set that is used at all: stratified, the same for every seed, taken before
             partitioning.
-        holdout: Share of that which belongs to no client but to the server: class-balanced, taken before partitioning;
-            for methods whose server has data. The same for every method at one seed.
+        holdout: Share of the training samples in use that belongs to no client but to the server: class-balanced,
+            taken before partitioning; for methods whose server has data. The same for every method at one seed.
+        test_subset: Share of the test set on which models are measured: stratified, the same for every seed. LA
+            measures every client's model in every round, which on small machines costs more than training.
+        classes_per_client: Classes that each client holds, for the partition "classes" alone.
+        sigma: Standard deviation of the logarithm of a client's size, for the partitions "lognormal" and
+            "dirichlet_lognormal" alone; 0 makes sizes equal.
+        min_samples: Samples that each client must have at least: partitions are drawn until all have. 0 takes the
+            first draw, in which clients may be empty.
+        feature_skew: How the inputs of clients differ, whatever the partition of labels. "noise": client n of N adds
+            Gaussian noise of standard deviation skew_strength * n / N. "rotation": the images of each client are
+            turned by an angle of its own, evenly spread from -skew_strength to skew_strength degrees.
+        skew_strength: How much, for feature_skew alone. For noise in units of the inputs, where bytes count as 0 to 1;
+            for rotation in degrees.
     """
 
     clients: int = 10
@@ -48,6 +86,12 @@ class Split:
     shards_per_client: int = 2
     subset: float = 1.0
     holdout: float = 0.0
+    test_subset: float = 1.0
+    classes_per_client: int = 2
+    sigma: float = 1.0
+    min_samples: int = 0
+    feature_skew: FeatureSkew = "none"
+    skew_strength: float = 0.0
 
     def __post_init__(self) -> None:
         require(
@@ -65,18 +109,45 @@ class Split:
             self.shards_per_client >= 1,
             f"data.shards_per_client must be >= 1, got {self.shards_per_client}; 2 is the usual choice",
         )
-        require(
-            0 < self.subset <= 1,
-            f"data.subset must be > 0 and <= 1, got {self.subset:g}; 1 uses the whole training set",
-        )
+        for name, part in (("subset", "training"), ("test_subset", "test")):
+            share = getattr(self, name)
+            require(0 < share <= 1, f"data.{name} must be > 0 and <= 1, got {share:g}; 1 uses the whole {part} set")
         require(
             0 <= self.holdout < 1,
             f"data.holdout must be >= 0 and < 1, got {self.holdout:g}; 0 leaves all samples to the clients",
         )
+        require(
+            self.classes_per_client >= 1,
+            f"data.classes_per_client must be >= 1, got {self.classes_per_client}; 1 to 3 are the usual choices",
+        )
+        require(
+            isfinite(self.sigma) and self.sigma >= 0,
+            f"data.sigma must be >= 0 and finite, got {self.sigma:g}; 0 makes sizes equal, 1 spreads them widely",
+        )
+        require(
+            self.min_samples >= 0,
+            f"data.min_samples must be >= 0, got {self.min_samples}; 0 takes any draw",
+        )
+        if self.feature_skew not in get_args(FeatureSkew):
+            raise unknown("data.feature_skew", self.feature_skew, get_args(FeatureSkew))
+        if self.feature_skew != "none":
+            most, usual = {"noise": (float("inf"), "0.1"), "rotation": (180.0, "45")}[self.feature_skew]
+            require(
+                isfinite(self.skew_strength) and 0 < self.skew_strength <= most,
+                f"data.skew_strength must be > 0 and {'<= 180' if isfinite(most) else 'finite'} for data.feature_skew "
+                f"{self.feature_skew}, got {self.skew_strength:g}; {usual} is a usual choice, for no skew use "
+                "data.feature_skew none",
+            )
 
 
-def partition(labels: Tensor, split: Split, seed: int) -> list[Tensor]:
+def partition(labels: Tensor, split: Split, seed: int, owners: Tensor | None = None) -> list[Tensor]:
     """The indices of each client's samples in the training set, in increasing order; depends on the arguments alone.
+
+    Args:
+        labels: Of the training set.
+        split: How to divide it.
+        seed: The run's seed.
+        owners: Who each sample belongs to by nature, numbers 0 .. n - 1, if the data say so.
 
     >>> parts = partition(torch.tensor([0, 0, 1, 1, 2, 2]), Split(clients=2, partition="iid"), seed=0)
     >>> [len(part) for part in parts], sorted(torch.cat(parts).tolist())
@@ -84,29 +155,73 @@ def partition(labels: Tensor, split: Split, seed: int) -> list[Tensor]:
     """
     spared = held_out(labels, split, seed).numpy()
     chosen = np.setdiff1d(subset_indices(labels, split.subset).numpy(), spared)
+    remedy = (
+        f"lower data.clients{' or raise data.subset' if split.subset < 1 else ''}"
+        f"{' or lower data.holdout' if split.holdout > 0 else ''}"
+    )
     require(
         split.clients <= len(chosen),
-        f"data.clients must be at most the number of training samples, {len(chosen)}, got {split.clients}; "
-        f"lower data.clients{' or raise data.subset' if split.subset < 1 else ''}"
-        f"{' or lower data.holdout' if split.holdout > 0 else ''}",
+        f"data.clients must be at most the number of training samples, {len(chosen)}, got {split.clients}; {remedy}",
     )
-    held = _labels(labels)[chosen]
-    rng = numpy_generator(seed, "partition")
+    require(
+        split.clients * split.min_samples <= len(chosen),
+        f"data.clients * data.min_samples must be at most the number of training samples, {len(chosen)}, got "
+        f"{split.clients * split.min_samples}; lower data.min_samples or {remedy}",
+    )
+    held = _array(labels)[chosen]
+    owned = np.empty(0, np.int64)
+    if split.partition in NATURAL:
+        owned = natural.known(owners, len(labels), split.partition, split.clients)[chosen]
+    best = 0
+    for draw in range(1 if split.partition in FIXED else MAX_DRAWS):
+        # The key of the first draw has no number, so that a minimum which it meets anyway changes nothing.
+        rng = numpy_generator(seed, "partition", *([draw] if draw else []))
+        positions = _draw(held, owned, split, rng)
+        smallest = min(map(len, positions))
+        if smallest >= split.min_samples:
+            return [torch.from_numpy(np.sort(chosen[position])) for position in positions]
+        best = max(best, smallest)
+    drawn = "" if split.partition in FIXED else f" in the best of {MAX_DRAWS} draws"
+    raise UserError(
+        f"data.min_samples must be at most the size of the smallest client, which is {best}{drawn}, got "
+        f"{split.min_samples}; lower it or data.clients, raise data.alpha, or choose a more even partition"
+    )
+
+
+def _draw(labels: Array, owners: Array, split: Split, rng: np.random.Generator) -> list[Array]:
+    """The positions of each client's samples."""
+    total, clients, alpha = len(labels), split.clients, split.alpha
+    supply = np.unique(labels, return_counts=True)[1]
     match split.partition:
         case "dirichlet":
-            positions = _deal(held, _counts_by_class(held, split, rng), rng)
+            return deal(labels, dirichlet.by_class(supply, clients, alpha, rng), rng)
+        case "dirichlet_balanced":
+            return deal(labels, dirichlet.by_class_balanced(supply, clients, alpha, rng), rng)
         case "dirichlet_per_client":
-            positions = _deal(held, _counts_by_client(held, split, rng), rng)
-        case "iid":
-            positions = np.array_split(rng.permutation(len(held)), split.clients)
+            return deal(labels, dirichlet.by_client(supply, sizes.equal(total, clients), alpha, rng), rng)
+        case "dirichlet_lognormal":
+            numbers = sizes.lognormal(total, clients, split.sigma, rng)
+            return deal(labels, dirichlet.by_client(supply, numbers, alpha, rng), rng)
         case "shards":
-            positions = _shards(held, split, rng)
+            return few_classes.shards(labels, clients, split.shards_per_client, rng)
+        case "classes":
+            return few_classes.classes(labels, clients, split.classes_per_client, rng)
+        case "class_blocks":
+            return few_classes.class_blocks(labels, clients)
+        case "iid":
+            return cut(rng.permutation(total), sizes.equal(total, clients))
         case "quantity":
-            sizes = _whole(_softmax(_log_dirichlet(split.alpha, (split.clients,), rng)), np.array(len(held)))
-            positions = _cut(rng.permutation(len(held)), sizes)
+            numbers = sizes.dirichlet(total, clients, alpha, rng)
+            return cut(rng.permutation(total), numbers)
+        case "lognormal":
+            numbers = sizes.lognormal(total, clients, split.sigma, rng)
+            return cut(rng.permutation(total), numbers)
+        case "natural":
+            return natural.each_owner(owners, clients)
+        case "natural_groups":
+            return natural.groups(owners, clients, rng)
         case _:
             assert_never(split.partition)
-    return [torch.from_numpy(np.sort(chosen[position])) for position in positions]
 
 
 def subset_indices(labels: Tensor, share: float, seed: int = 0) -> Tensor:
@@ -118,15 +233,15 @@ def subset_indices(labels: Tensor, share: float, seed: int = 0) -> Tensor:
     >>> subset_indices(torch.tensor([0, 1] * 4), 0.5).remainder(2).bincount()
     tensor([2, 2])
     """
-    known = _labels(labels)
+    known = _array(labels)
     if share >= 1:
         return torch.arange(len(known))
     rng = numpy_generator(seed, "subset")
-    classes = _members(known)
-    sizes = np.array([len(members) for members in classes])
+    classes = members(known)
+    supply = np.array([len(positions) for positions in classes])
     total = max(1, round(share * len(known))) if len(known) else 0
-    counts = _whole(sizes / max(1, sizes.sum()), np.array(total))
-    taken = [rng.permutation(members)[:count] for members, count in zip(classes, counts, strict=True)]
+    counts = whole(supply / max(1, supply.sum()), np.array(total))
+    taken = [rng.permutation(positions)[:count] for positions, count in zip(classes, counts, strict=True)]
     return torch.from_numpy(np.sort(np.concatenate([np.empty(0, np.int64), *taken])))
 
 
@@ -140,10 +255,10 @@ def held_out(labels: Tensor, split: Split, seed: int) -> Tensor:
     """
     chosen = subset_indices(labels, split.subset).numpy()
     rng = numpy_generator(seed, "holdout")
-    classes = [rng.permutation(members) for members in _members(_labels(labels)[chosen])]
+    classes = [rng.permutation(positions) for positions in members(_array(labels)[chosen])]
     number = round(split.holdout * len(chosen))
     # Deal the classes out in turn: the i-th sample of every class before the (i+1)-th of any.
-    turns = np.concatenate([np.empty(0, np.int64), *(np.arange(len(members)) for members in classes)])
+    turns = np.concatenate([np.empty(0, np.int64), *(np.arange(len(positions)) for positions in classes)])
     order = np.lexsort((rng.permutation(len(turns)), turns))
     taken = np.concatenate([np.empty(0, np.int64), *classes])[order[:number]]
     return torch.from_numpy(np.sort(chosen[taken]))
@@ -177,101 +292,6 @@ def class_counts(labels: Tensor, parts: Sequence[Tensor], num_classes: int) -> T
     return torch.stack([known[part.cpu()].bincount(minlength=num_classes) for part in parts])
 
 
-def _counts_by_class(labels: Array, split: Split, rng: np.random.Generator) -> Array:
-    """Per class k over clients: p_k ~ Dir(alpha), and client n receives p_kn of the samples of class k."""
-    supply = np.array([len(members) for members in _members(labels)])
-    return _whole(_softmax(_log_dirichlet(split.alpha, (len(supply), split.clients), rng)), supply).T
-
-
-def _counts_by_client(labels: Array, split: Split, rng: np.random.Generator) -> Array:
-    """Per client n over classes: q_n ~ Dir(alpha), with equal sizes, as far as the supply of each class allows.
-
-    All clients ask at once for q_n of their size. A class that is asked for more than it has is shared out in
-    proportion to the requests and is then used up; the clients ask again for what they lack, with q_n restricted to
-    the classes that are left. Each turn uses up a class or serves everybody, so there are at most K turns, the order
-    of the clients plays no part, and every sample is assigned.
-    """
-    supply = np.array([len(members) for members in _members(labels)])
-    wishes = _log_dirichlet(split.alpha, (split.clients, len(supply)), rng)
-    lacking = np.full(split.clients, len(labels) // split.clients)
-    lacking[: len(labels) % split.clients] += 1
-    counts = np.zeros_like(wishes, dtype=np.int64)
-    while supply.any():
-        requests = _whole(_softmax(np.where(supply > 0, wishes, -np.inf)), lacking)
-        asked = requests.sum(axis=0)
-        rationed = _whole((requests / np.maximum(asked, 1)).T, np.minimum(asked, supply)).T
-        counts += rationed
-        supply = supply - rationed.sum(axis=0)
-        lacking = lacking - rationed.sum(axis=1)
-    return counts
-
-
-def _shards(labels: Array, split: Split, rng: np.random.Generator) -> list[Array]:
-    """McMahan et al. (2017): sort by label, cut into equal shards, deal the same number to each client."""
-    number = split.clients * split.shards_per_client
-    require(
-        number <= len(labels),
-        f"data.clients * data.shards_per_client must be at most the number of training samples, {len(labels)}, "
-        f"got {number}; lower one of them",
-    )
-    by_label = np.concatenate([rng.permutation(members) for members in _members(labels)])
-    shards = np.array_split(by_label, number)
-    hands = rng.permutation(number).reshape(split.clients, split.shards_per_client)
-    return [np.concatenate([shards[shard] for shard in hand]) for hand in hands]
-
-
-def _deal(labels: Array, counts: Array, rng: np.random.Generator) -> list[Array]:
-    """Hand out each class at random, `counts[n, k]` samples of the k-th class to client n."""
-    piles = [_cut(rng.permutation(members), counts[:, k]) for k, members in enumerate(_members(labels))]
-    return [np.concatenate(hand) for hand in zip(*piles, strict=True)]
-
-
-def _labels(labels: Tensor) -> Array:
-    known: Array = labels.cpu().numpy()
+def _array(numbers: Tensor) -> Array:
+    known: Array = numbers.cpu().numpy()
     return known
-
-
-def _members(labels: Array) -> list[Array]:
-    """The positions of each class that occurs, classes in increasing order."""
-    _, sizes = np.unique(labels, return_counts=True)
-    return _cut(np.argsort(labels, kind="stable"), sizes)
-
-
-def _cut(items: Array, sizes: Array) -> list[Array]:
-    return np.split(items, np.cumsum(sizes)[:-1])
-
-
-def _log_dirichlet(alpha: float, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Logarithms, up to a constant per row, of draws from the symmetric Dir(alpha) over the last axis.
-
-    A Dirichlet draw is normalised Gamma(alpha) draws, and Gamma(alpha) = Gamma(alpha + 1) * U^(1/alpha). In logarithms
-    this holds for an alpha of any size, where NumPy's own sampler underflows to 0 / 0 for small ones; in the limit
-    the draw is one-hot.
-    """
-    exponential = rng.standard_exponential(shape)
-    exponential -= exponential.min(axis=-1, keepdims=True)
-    with np.errstate(over="ignore"):
-        # Bounded, so that even the least liked class of a client stays comparable once the others are used up.
-        penalty = np.minimum(exponential / alpha, 1e300)
-    logarithms: Array = np.log(rng.standard_gamma(alpha + 1.0, shape)) - penalty
-    return logarithms
-
-
-def _softmax(logarithms: Array) -> Array:
-    weights = np.exp(logarithms - logarithms.max(axis=-1, keepdims=True))
-    shares: Array = weights / weights.sum(axis=-1, keepdims=True)
-    return shares
-
-
-def _whole(shares: Array, totals: Array) -> Array:
-    """Split each total by the shares of its row into whole numbers, by largest remainders.
-
-    >>> _whole(np.array([0.5, 0.3, 0.2]), np.array(4)).tolist()
-    [2, 1, 1]
-    """
-    exact = shares * totals[..., None]
-    floors = np.floor(exact).astype(np.int64)
-    order = np.argsort(floors - exact, axis=-1, kind="stable")
-    rank = np.argsort(order, axis=-1, kind="stable")
-    wholes: Array = floors + (rank < (totals - floors.sum(axis=-1))[..., None])
-    return wholes

@@ -1,7 +1,7 @@
-"""Which samples a client sees in which step.
+"""Which samples a client sees in which step, and how they are augmented.
 
 Drawn once per (seed, round, client, epoch), the same for every engine and method, so that two methods are compared on
-identical batches.
+identical batches of identical images.
 """
 
 from collections.abc import Iterator
@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 from fl_lightning import streams
+from fl_lightning.data import augment
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.training import Training
 
 # Passes over a client's data outside of training (offline curvature) go in blocks of this many samples.
 BLOCK = 500
+# Augmentation sorts samples by operation, which pays for many at once: so many are made ahead, in whole batches. Each
+# image is the same whatever this number is.
+AUGMENTED_AHEAD = 512
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,11 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples at these places of the training set, ready for the model."""
+    def fetch(self, indices: Tensor, choices: augment.Choices | None = None) -> tuple[Tensor, Tensor]:
+        """The samples at these places of the training set, ready for the model; augmented if choices are given."""
         raw = self.dataset.train_x.index_select(0, indices)
+        if choices is not None:
+            raw = augment.apply(self.dataset.augment, raw, choices)
         return self.dataset.inputs(raw, self.dtype), self.dataset.train_y.index_select(0, indices)
 
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
@@ -88,3 +94,28 @@ class Plan:
         """The batches of all epochs."""
         for epoch in range(self.num_epochs):
             yield from self.batches(epoch)
+
+    @property
+    def augments(self) -> bool:
+        return self.data.dataset.augment != "none"
+
+    def choices(self, epoch: int) -> augment.Choices:
+        """What augmentation does to each sample of this epoch, in the epoch's order."""
+        stream = streams.generator(self.seed, "augment", self.round, self.data.client, epoch)
+        return augment.draw(len(self.data), self.data.dataset.shape, stream)
+
+    def examples(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches, augmented and ready for the model."""
+        if not self.augments:
+            yield from map(self.data.fetch, self.batches(epoch))
+            return
+        size = self.training.batch_size or len(self.data)
+        block = size * max(1, AUGMENTED_AHEAD // size)
+        places, choices = torch.split(self.order(epoch), block), self.choices(epoch).split(block)
+        for x, y in map(self.data.fetch, places, choices):
+            yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
+
+    def all_examples(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The examples of all epochs."""
+        for epoch in range(self.num_epochs):
+            yield from self.examples(epoch)

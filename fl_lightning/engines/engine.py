@@ -5,6 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from fl_lightning.data.plan import Plan
 from fl_lightning.method import Context, Local, Method
 from fl_lightning.params import Params
@@ -35,12 +38,23 @@ def finished_client(task: Task, plan: Plan, weights: Weights, trace: Any) -> Loc
         training=plan.training,
         task=task,
         data=plan.data,
+        plan=plan,
     )
+
+
+def mean_loss(losses: Sequence[Tensor], shares: Sequence[float], num_epochs: int) -> float:
+    """The mean loss along a client's path, each batch counting by its share of the data; added up in step order."""
+    values: list[float] = torch.stack(list(losses)).tolist()
+    return sum(loss * share for loss, share in zip(values, shares, strict=True)) / num_epochs
 
 
 @dataclass(frozen=True)
 class Engine(ABC):
     """Trains a cohort. All engines give the same numbers up to rounding: same method, same batches."""
+
+    def one_by_one(self, task: Task, plans: Sequence[Plan]) -> bool:
+        """Whether clients are trained one after the other, so that the bits do not depend on who trains beside them."""
+        return True
 
     @abstractmethod
     def fit(

@@ -10,8 +10,9 @@ from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from fl_lightning import streams
+from fl_lightning.data.augment import Choices
 from fl_lightning.data.plan import Plan
-from fl_lightning.engines.engine import Engine, Fit, finished_client
+from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
 from fl_lightning.errors import require
 from fl_lightning.method import Context, Method, Step
 from fl_lightning.optimiser import is_plain, sgd
@@ -47,7 +48,7 @@ class Functional(Engine):
     def fit(
         self, method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
     ) -> Iterator[Fit]:
-        chunk = self.chunk_for(task, [plan.num_steps for plan in plans])
+        chunk = 1 if method.one_by_one else self.chunk_for(task, [plan.num_steps for plan in plans])
         for first in range(0, len(plans), chunk):
             members = range(first, min(first + chunk, len(plans)))
             if len(members) == 1:
@@ -56,6 +57,9 @@ class Functional(Engine):
                 own = pytree.tree_map_only(Tensor, lambda leaf: leaf[members.start : members.stop], context.own)  # noqa: B023
                 chunk_context = context._replace(own=own)
                 yield from train_many(method, task, chunk_context, buffers, [plans[i] for i in members])
+
+    def one_by_one(self, task: Task, plans: Sequence[Plan]) -> bool:
+        return self.chunk_for(task, [plan.num_steps for plan in plans]) == 1 or len(plans) == 1
 
     def chunk_for(self, task: Task, steps: Sequence[int]) -> int:
         """The number of clients to train at once, given the steps that each of them takes."""
@@ -87,9 +91,8 @@ def train_one(method: Method, task: Task, context: Context, buffers: Params, pla
     losses: list[Tensor] = []
     shares: list[float] = []
     with streams.global_noise(plan.seed, "noise", plan.round, data.client):
-        for index, batch in enumerate(plan.all_batches()):
-            x, y = data.fetch(batch)
-            fraction = len(batch) / size
+        for index, (x, y) in enumerate(plan.all_examples()):
+            fraction = len(y) / size
             squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
             loss = task.likelihood(model(x), y)
             grads = torch.autograd.grad(loss, leaves, materialize_grads=True)
@@ -108,12 +111,11 @@ def train_one(method: Method, task: Task, context: Context, buffers: Params, pla
             if observes:
                 grad = dict(zip(task.names, grads, strict=True))
                 epoch, position = divmod(index, per_epoch)
-                step = Step(index, params, grad, squares, fraction, epoch, position == per_epoch - 1)
+                step = Step(index, params, grad, squares, fraction, epoch, position == per_epoch - 1, losses[-1])
                 trace = method.observe(trace, step)
     finished = task.weights()
     local = finished_client(task, plan, finished, trace)
-    mean_loss = torch.stack(losses).double() @ torch.tensor(shares, dtype=torch.float64, device=task.device)
-    return Fit(local, float(mean_loss) / plan.num_epochs)
+    return Fit(local, mean_loss(losses, shares, plan.num_epochs))
 
 
 def train_many(method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]) -> Iterator[Fit]:
@@ -121,6 +123,7 @@ def train_many(method: Method, task: Task, context: Context, buffers: Params, pl
     training, number, device = plans[0].training, len(plans), task.device
     task.model.train()
     schedule, shortest = _padded_schedule(plans), min(plan.num_steps for plan in plans)
+    choices = _padded_choices(plans, schedule) if plans[0].augments else None
     sizes = torch.tensor([len(plan.data) for plan in plans], dtype=task.dtype, device=device)
     lengths = torch.tensor([plan.steps_per_epoch for plan in plans], device=device)
 
@@ -147,7 +150,7 @@ def train_many(method: Method, task: Task, context: Context, buffers: Params, pl
         if method.observes:
             squares = squared_gradients(task, Weights(params, stats), x, y, mask) if method.needs_squares else None
             epoch, position = index // length, index % length
-            seen = Step(index, new_params, grad, squares, mask.sum() / size, epoch, position == length - 1)
+            seen = Step(index, new_params, grad, squares, mask.sum() / size, epoch, position == length - 1, loss)
             new_trace = method.observe(trace, seen)
         moved = (new_params, new_stats, new_velocity, new_trace)
         if index >= shortest:  # somebody has finished
@@ -167,7 +170,8 @@ def train_many(method: Method, task: Task, context: Context, buffers: Params, pl
             width = int((places >= 0).any(0).sum())  # columns that only pad are at the end
             places = places[:, :width].to(device)
             mask = (places >= 0).to(task.dtype)
-            x, y = data.fetch(places.clamp(min=0).reshape(-1))
+            chosen = choices and Choices(*(leaf[index, :, :width].flatten(0, 1) for leaf in choices))
+            x, y = data.fetch(places.clamp(min=0).reshape(-1), chosen)
             x, y = x.view(number, width, *x.shape[1:]), y.view(number, width)
             state, loss = step(state, own, x, y, mask, sizes, lengths, index)
             losses += loss.detach().double() * (mask.sum(1) / sizes)
@@ -193,3 +197,14 @@ def _padded_schedule(plans: Sequence[Plan]) -> Tensor:
         for step, batch in enumerate(plan.all_batches()):
             schedule[step, position, : len(batch)] = batch
     return schedule
+
+
+def _padded_choices(plans: Sequence[Plan], schedule: Tensor) -> Choices:
+    """The augmentation of every sample of the schedule, (steps, clients, batch, ...); any where there is no sample."""
+    own = [[plan.choices(epoch) for epoch in range(plan.num_epochs)] for plan in plans]
+    padded = Choices(*(leaf.new_zeros(*schedule.shape, *leaf.shape[1:]) for leaf in own[0][0]))
+    for position, epochs in enumerate(own):
+        is_sample = schedule[:, position] >= 0  # in reading order these are the client's epochs, one after the other
+        for places, *rows in zip(padded, *epochs, strict=True):
+            places[:, position][is_sample] = torch.cat(rows)
+    return padded

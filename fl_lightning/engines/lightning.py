@@ -13,7 +13,7 @@ import torch
 
 from fl_lightning import streams
 from fl_lightning.data.plan import Plan
-from fl_lightning.engines.engine import Engine, Fit, finished_client
+from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
 from fl_lightning.method import Context, Method
 from fl_lightning.params import Params
 from fl_lightning.task import Task, Weights
@@ -70,8 +70,7 @@ class Lightning(Engine):
                 trainer.fit(client, train_dataloaders=EpochLoader(plan))
         task.model.to(device)  # the Trainer leaves the module on the CPU
         local = finished_client(task, plan, task.weights(), observer.trace)
-        mean_loss = sum(float(loss) * share for loss, share in zip(client.losses, client.shares, strict=True))
-        return Fit(local, mean_loss / plan.num_epochs)
+        return Fit(local, mean_loss(client.losses, client.shares, plan.num_epochs))
 
 
 @contextmanager

@@ -22,6 +22,13 @@ Where the paper's equations, its algorithm and its published code disagree, the 
 - gamma is relative to the mean precision, because the scale of the Fisher depends on model, batch size and data
   (`damping_mode`);
 - gamma is no part of the prior loss: it would be a FedProx term of strength * gamma (`damping_in_prior`).
+
+With `curvature_form` full, F_n and Lambda_n are d x d matrices, F_n = (1/E) sum_t (b_t / m_n) C(theta_t; batch_t) with
+C the Hessian of softmax regression, or the Gauss-Newton matrix of another network, and the server solves
+
+    (sum_n p_n Lambda_n + gamma I) mu_S = sum_n p_n (Lambda_n + gamma I) mu_n
+
+With e_full, F_n is the vector of that matrix's eigenvalues, used as if it were a diagonal.
 """
 
 from collections.abc import Sequence
@@ -30,20 +37,36 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from fl_lightning import curvature_form
 from fl_lightning.curvature import FisherKind, diagonal_fisher
+from fl_lightning.curvature_form import MATRIX, Form
 from fl_lightning.errors import require
-from fl_lightning.method import Cohort, Context, Local, Method, Step
+from fl_lightning.gaussian.diagonal import Diagonal
+from fl_lightning.gaussian.form import Gaussian
+from fl_lightning.gaussian.full import Full, largest_eigenvalue
+from fl_lightning.gaussian.prior import Prior as PriorLoss
+from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
 from fl_lightning.params import Params, average, cast_like, count, flatten, weighted_sum, zeros, zip_map
 from fl_lightning.penalty import Detached, Penalty, Quadratic
-from fl_lightning.posterior import Gaussian, product
+from fl_lightning.posterior import product
+from fl_lightning.similarity import cosines
+from fl_lightning.spectrum import Order
 from fl_lightning.task import Weights
+from fl_lightning.training import Training
 
 
 class State(NamedTuple):
-    """The global posterior N(mu_S, Lambda_S^-1)."""
+    """The global posterior N(mu_S, Lambda_S^-1).
+
+    Attributes:
+        params: mu_S.
+        precision: Lambda_S: named like the parameters, or one matrix.
+        raises: How often the damping of a full product had to be multiplied by 10; nothing for the diagonal forms.
+    """
 
     params: Params
     precision: Params
+    raises: torch.Tensor | tuple[()] = ()
 
 
 class Prior(NamedTuple):
@@ -51,6 +74,10 @@ class Prior(NamedTuple):
 
     precision: Params
     round: int
+
+
+# The models after every step, flat: full curvature is taken after training, at the models along its path.
+Path = tuple[torch.Tensor, ...]
 
 
 class Report(NamedTuple):
@@ -67,10 +94,15 @@ class Fola(Method):
     Attributes:
         aggregation: How models are combined: product of Gaussians, or plain average (with strength > 0: FedAvg with
             the prior loss).
-        strength: Weight of the prior loss (lambda); 0 switches it off. Its scale depends on `normalisation`.
+        strength: Weight of the prior loss (lambda); 0 switches it off. Its scale depends on `normalisation`, `fisher`
+            and `curvature_form`: full curvature is larger than squared minibatch gradients, about by the batch size.
         curvature: Fisher accumulated along the local path (online), or taken once at its end (offline; then without
             memory of earlier rounds).
-        fisher: Squared gradients of minibatches, or of single samples.
+        fisher: Squared gradients of minibatches, or of single samples; for the diagonal form.
+        curvature_form: Precision as a diagonal (Fisher), as a full matrix (Hessian or Gauss-Newton), or e_full, the
+            eigenvalues of the full one used as a diagonal. A full matrix takes memory with the square of the model.
+        eigen_order: Which eigenvalue e_full gives to which parameter: in ascending order, as eigensolvers return them,
+            or rank_matched, the largest to the parameter with the largest curvature.
         damping: Added to every precision where posteriors are multiplied (gamma).
         damping_mode: Damping relative to the mean precision, or absolute.
         damping_place: Damping in numerator and denominator of the product, or, as in the published code, in the
@@ -86,6 +118,8 @@ class Fola(Method):
     strength: float = 100.0
     curvature: Literal["online", "offline"] = "online"
     fisher: FisherKind = "minibatch"
+    curvature_form: Form = "diagonal"
+    eigen_order: Order = "ascending"
     damping: float = 1e-2
     damping_mode: Literal["relative", "absolute"] = "relative"
     damping_place: Literal["both", "denominator"] = "both"
@@ -98,8 +132,27 @@ class Fola(Method):
         require(0 <= self.strength < float("inf"), f"method.strength must be finite and >= 0, got {self.strength}")
         require(0 <= self.damping < float("inf"), f"method.damping must be finite and >= 0, got {self.damping}")
 
+    def check(self, training: Training, server: Server) -> None:
+        form = self.curvature_form
+        require(
+            self.eigen_order == "ascending" or form == "e_full",
+            f"method.eigen_order {self.eigen_order} is for --method.curvature_form e_full, got {form}; leave one out",
+        )
+        require(
+            self.fisher == "minibatch" or form == "diagonal",
+            f"method.fisher {self.fisher} estimates a diagonal, and --method.curvature_form {form} uses none; "
+            "leave one out",
+        )
+        require(
+            self.damping_place == "both" or form != "full",
+            "method.damping_place denominator works element by element; use --method.curvature_form diagonal or e_full",
+        )
+        if form != "diagonal":
+            curvature_form.check(form, self.curvature == "online", training, server)
+
     def init(self, params: Params, num_clients: int) -> State:
-        return State(params, zeros(params))
+        raises = torch.zeros((), dtype=torch.long) if self.curvature_form == "full" else ()
+        return State(params, curvature_form.nothing(self.curvature_form, params), raises)
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         return Context(state.params, Prior(state.precision, cohort.round))
@@ -110,13 +163,21 @@ class Fola(Method):
             return None
         strength = self._strength_in(prior.round)
         gamma = self._gamma(prior.precision) if self.damping_in_prior else 0.0
-        pull = Quadratic(context.start, zip_map(lambda a: (a + gamma) * strength, prior.precision))
+        pull: Penalty
+        if self.curvature_form == "full":
+            pull = PriorLoss(Full(context.start, prior.precision[MATRIX], gamma), strength)
+        else:
+            pull = Quadratic(context.start, zip_map(lambda a: (a + gamma) * strength, prior.precision))
         return Detached(pull) if self.detached_prior else pull
 
-    def trace(self, context: Context) -> Params:
+    def trace(self, context: Context) -> Params | Path:
+        if self.one_by_one:
+            return ()
         return zeros(context.start) if self.observes else {}
 
-    def observe(self, trace: Params, step: Step) -> Params:
+    def observe(self, trace: Params | Path, step: Step) -> Params | Path:
+        if isinstance(trace, tuple):
+            return (*trace, flatten(step.params))
         share = 1.0 if self.normalisation == "sum_steps" else step.fraction
         if step.squares is not None:
             return zip_map(lambda t, s: t + s * share, trace, step.squares)
@@ -125,39 +186,65 @@ class Fola(Method):
         return zip_map(lambda t, g: t + g.square() * share, trace, step.grad)
 
     def report(self, local: Local, context: Context) -> Report:
+        curvature = self._curvature(local, context.start)
         if self.curvature == "offline":
-            weights = Weights(local.params, local.buffers)
-            batch_size = local.training.batch_size
-            return Report(local.params, diagonal_fisher(local.task, weights, local.data, self.fisher, batch_size))
+            return Report(local.params, curvature)
         prior: Prior = context.shared
         scale = 1 / local.num_epochs if self.normalisation == "mean" else 1.0
+        r = prior.round
+        own, earlier = (scale, 1.0) if self._accumulates else (scale / r, (r - 1) / r)
+        if self.curvature_form == "full":  # in place on a matrix that nobody else holds: copies would take gigabytes
+            matrix = curvature[MATRIX].mul_(own)
+            return Report(local.params, {MATRIX: matrix.add_(prior.precision[MATRIX], alpha=earlier)})
         if self._accumulates:
-            precision = zip_map(lambda f, a: f * scale + a, local.trace, prior.precision)
+            precision = zip_map(lambda f, a: f * scale + a, curvature, prior.precision)
         else:
-            r = prior.round
-            precision = zip_map(lambda f, a: f * (scale / r) + a * ((r - 1) / r), local.trace, prior.precision)
+            precision = zip_map(lambda f, a: f * own + a * earlier, curvature, prior.precision)
         return Report(local.params, precision)
 
+    def _curvature(self, local: Local, start: Params) -> Params:
+        """F_n of this round; online without the factor 1/E."""
+        if self.curvature_form == "diagonal":
+            if self.curvature == "online":
+                trace: Params = local.trace
+                return trace
+            weights = Weights(local.params, local.buffers)
+            return diagonal_fisher(local.task, weights, local.data, self.fisher, local.training.batch_size)
+        if self.curvature == "offline":
+            return curvature_form.at_end(self.curvature_form, self.eigen_order, local)
+        equal = self.normalisation == "sum_steps"
+        return curvature_form.along_path(self.curvature_form, self.eigen_order, local, start, local.trace, equal)
+
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
+        averaged = self.aggregation == "average" or (len(reports) == 1 and self.damping_place == "both")
+        if self.curvature_form == "full" and not averaged:
+            gamma = self._common_gamma(cohort, reports)
+            combined = Full.product([Full(r.params, r.precision[MATRIX]) for r in reports], cohort.weights, gamma)
+            return State(combined.mean, {MATRIX: combined.matrix}, torch.tensor(combined.raises))
         precision = weighted_sum((report.precision for report in reports), cohort.weights)
         gamma = self._gamma(precision)
-        if self.aggregation == "average" or (len(reports) == 1 and self.damping_place == "both"):
+        if averaged:
             params = average(state.params, [report.params for report in reports], cohort.weights)
         else:
-            experts = [Gaussian(*report) for report in reports]
+            experts = [Diagonal(*report) for report in reports]
             params = product(experts, cohort.weights, gamma if self.damping_place == "both" else 0.0).mean
             if self.damping_place == "denominator":
                 params = zip_map(lambda m, a: (m * _ratio(a, a + gamma)).to(m.dtype), params, precision)
-        return State(params, cast_like(precision, state.precision))
+        return State(params, cast_like(precision, state.precision), state.raises)
+
+    def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
+        gamma = self._common_gamma(cohort, reports) if self.damping_place == "both" else 0.0
+        return [curvature_form.gaussian(self.curvature_form, *report).damped(gamma) for report in reports]
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
-        server = flatten(after.precision).double()
+        form = self.curvature_form
+        server = flatten(curvature_form.diagonal_of(form, after.precision)).double()
         levels = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
         quantiles = _quantiles(server, levels)
-        precision = weighted_sum((report.precision for report in reports), cohort.weights)
-        shares = [float(flatten(report.precision).double().sum()) for report in reports]
+        diagonals = [curvature_form.diagonal_of(form, report.precision) for report in reports]
+        shares = [float(flatten(diagonal).double().sum()) for diagonal in diagonals]
         shares = [w * share for w, share in zip(cohort.weights, shares, strict=True)]
         total = sum(shares)
         numbers: dict[str, float | list[float]] = {
@@ -166,10 +253,18 @@ class Fola(Method):
         }
         numbers["precision_mean"] = float(server.mean())
         numbers["precision_share"] = [share / total if total > 0 else 0.0 for share in shares]
-        numbers["weight_shift"] = self._weight_shift(reports, precision, cohort.weights)
+        if form == "full":
+            numbers["damping_raised"] = float(after.raises) if isinstance(after.raises, torch.Tensor) else 0.0
+        else:
+            precision = weighted_sum(diagonals, cohort.weights)
+            numbers["weight_shift"] = self._weight_shift(reports, precision, cohort.weights)
+        if len(reports) > 1:
+            names = ("precision_cosine", "precision_cosine_minmax")
+            numbers |= dict(zip(names, cosines([report.precision for report in reports]), strict=True))
         # Of the next round, whose prior this is; a detached prior takes no step.
         strength = 0.0 if self.detached_prior else self._strength_in(cohort.round + 1)
-        numbers["prior_stability"] = cohort.training.lr * strength * quantiles[-1]
+        largest = largest_eigenvalue(after.precision[MATRIX]) if form == "full" and strength else quantiles[-1]
+        numbers["prior_stability"] = cohort.training.lr * strength * largest
         return numbers
 
     @property
@@ -181,8 +276,12 @@ class Fola(Method):
         return self.curvature == "online"
 
     @property
+    def one_by_one(self) -> bool:
+        return self.curvature_form != "diagonal" and self.curvature == "online"
+
+    @property
     def extra_passes(self) -> int:
-        return 1 if self.curvature == "offline" else 0
+        return 0 if self.curvature == "online" and self.curvature_form == "diagonal" else 1
 
     @property
     def _accumulates(self) -> bool:
@@ -193,11 +292,17 @@ class Fola(Method):
         return self.strength / round if self._accumulates else self.strength
 
     def _gamma(self, precision: Params) -> float:
-        """The damping in absolute terms."""
+        """The damping in absolute terms, relative to the mean diagonal of a precision."""
         if self.damping_mode == "absolute":
             return self.damping
-        total = sum(float(value.double().sum()) for value in precision.values())
-        return self.damping * total / count(precision)
+        diagonal = curvature_form.diagonal_of(self.curvature_form, precision)
+        total = sum(float(value.double().sum()) for value in diagonal.values())
+        return self.damping * total / count(diagonal)
+
+    def _common_gamma(self, cohort: Cohort, reports: Sequence[Report]) -> float:
+        """The damping of the product of these posteriors: their diagonals are enough to know it."""
+        gammas = (self._gamma(report.precision) for report in reports)
+        return sum(weight * gamma for weight, gamma in zip(cohort.weights, gammas, strict=True))
 
     def _weight_shift(self, reports: Sequence[Report], precision: Params, weights: Sequence[float]) -> float:
         """Mean over parameters of the l1 distance of the effective weights p_n Lambda_n / sum from p_n.

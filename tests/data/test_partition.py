@@ -1,7 +1,6 @@
 """Properties that every partition must have, for any labels, split and seed."""
 
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,88 +9,98 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fl_lightning.data.partition import Kind, Split, class_counts, content_hash, partition, subset_indices
+from fl_lightning.data.partition import FIXED, Kind, Split, class_counts, content_hash, partition, subset_indices
 from fl_lightning.errors import UserError
+from tests.data.splits import KINDS, TEN_CLASSES, Problem, labels_of_any_problem, problems, seeds, sizes, typical
 
-KINDS = get_args(Kind)
-TEN_CLASSES = torch.arange(10).repeat(200)[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
-
-labels_of_any_problem = st.lists(st.integers(0, 12), min_size=1, max_size=120).map(torch.tensor)
-alphas = st.one_of(st.floats(1e-3, 1e3), st.sampled_from([5e-324, 1e-300, 1e-12, 1e-6, 1e6, 1e300]))
-seeds = st.integers(0, 2**40)
+# The labels alone decide nothing: their mixture in each client is the population's, up to chance.
+LABEL_BLIND: tuple[Kind, ...] = ("iid", "quantity", "lognormal", "natural", "natural_groups")
+BY_ALPHA: tuple[Kind, ...] = ("dirichlet", "dirichlet_balanced", "dirichlet_per_client", "dirichlet_lognormal")
 
 
-@st.composite
-def problems(draw: st.DrawFn) -> tuple[Tensor, Split]:
-    """Any labels, with any split that they allow: up to as many clients as samples."""
-    labels = draw(labels_of_any_problem)
-    subset = draw(st.sampled_from([1.0, 0.5, 0.1]))
-    size = len(subset_indices(labels, subset))
-    clients = draw(st.one_of(st.integers(1, size), st.just(size)))
-    shards = draw(st.integers(1, size // clients))
-    return labels, Split(clients, draw(st.sampled_from(KINDS)), draw(alphas), shards, subset)
-
-
-def sizes(parts: list[Tensor]) -> list[int]:
-    return [len(part) for part in parts]
-
-
-@given(problems(), seeds)
-@settings(max_examples=300, deadline=None)
-def test_every_sample_of_the_subset_is_held_by_exactly_one_client(problem: tuple[Tensor, Split], seed: int) -> None:
-    labels, split = problem
-    parts = partition(labels, split, seed)
-    assert len(parts) == split.clients
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_sample_that_remains_is_held_by_exactly_one_client(kind: Kind, data: st.DataObject) -> None:
+    problem = data.draw(problems((kind,), holdout=True))
+    parts = problem.parts()
+    assert len(parts) == problem.split.clients
     assert all(part.dtype == torch.int64 for part in parts)
-    assert torch.equal(torch.cat(parts).sort().values, subset_indices(labels, split.subset))
+    assert all(torch.equal(part, part.unique()) for part in parts)  # increasing
+    assert torch.equal(torch.cat(parts).sort().values, problem.remaining)
 
 
-@given(problems(), seeds)
+@given(problems(holdout=True))
 @settings(max_examples=100, deadline=None)
-def test_the_same_seed_gives_the_same_partition(problem: tuple[Tensor, Split], seed: int) -> None:
-    labels, split = problem
+def test_the_same_seed_gives_the_same_partition(problem: Problem) -> None:
     np.random.seed(1)
-    first = partition(labels, split, seed)
+    first = problem.parts()
     np.random.seed(2)
     torch.manual_seed(3)
-    again = partition(labels.clone(), replace(split), seed)
+    again = problem._replace(labels=problem.labels.clone(), split=replace(problem.split)).parts()
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
     assert content_hash(first) == content_hash(again)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_seeds_give_other_partitions(kind: Kind) -> None:
-    hashes = {content_hash(partition(TEN_CLASSES, Split(partition=kind), seed)) for seed in range(20)}
-    assert len(hashes) == 20
+def test_other_seeds_give_other_partitions_where_something_is_drawn(kind: Kind) -> None:
+    hashes = {content_hash(typical(kind, seed).parts()) for seed in range(20)}
+    assert len(hashes) == (1 if kind in FIXED else 20)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(labels=labels_of_any_problem, seed=seeds)
 @settings(max_examples=10, deadline=None)
 def test_a_single_client_holds_everything(kind: Kind, labels: Tensor, seed: int) -> None:
-    (part,) = partition(labels, Split(clients=1, partition=kind, shards_per_client=1), seed)
+    split = Split(clients=1, partition=kind, shards_per_client=1, classes_per_client=len(labels.unique()))
+    (part,) = partition(labels, split, seed, torch.zeros_like(labels))
     assert torch.equal(part, torch.arange(len(labels)))
 
 
-@given(problems(), seeds)
+@given(problems(holdout=True))
 @settings(max_examples=100, deadline=None)
-def test_sizes_are_equal_where_they_are_promised_to_be(problem: tuple[Tensor, Split], seed: int) -> None:
-    labels, split = problem
-    for kind in ("iid", "dirichlet_per_client"):
-        held = sizes(partition(labels, replace(split, partition=kind), seed))
-        assert max(held) - min(held) <= 1
+def test_the_names_of_the_classes_do_not_matter(problem: Problem) -> None:
+    """Any other numbers in the same order give the same partition, also with gaps; no number is taken for granted."""
+    renamed = problem._replace(labels=problem.labels * 7 + 3)
+    assert content_hash(renamed.parts()) == content_hash(problem.parts())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_permuted_labels_are_divided_as_unevenly(kind: Kind) -> None:
+    """Which class is called 0 has no say in how mixed the clients are."""
+    permuted = (TEN_CLASSES * 3 + 4) % 10
+
+    def spread(labels: Tensor) -> float:
+        drawn = [typical(kind, seed)._replace(labels=labels) for seed in range(15)]
+        counts = torch.stack([class_counts(labels, one.parts(), 10) for one in drawn])
+        return float((counts > 0).sum() / (counts.sum(2) > 0).sum())
+
+    assert spread(permuted) == pytest.approx(spread(TEN_CLASSES), rel=0.15)
+    if kind in LABEL_BLIND:
+        assert content_hash(typical(kind)._replace(labels=permuted).parts()) == content_hash(typical(kind).parts())
+
+
+@given(problems(("iid", "dirichlet_per_client")))
+@settings(max_examples=100, deadline=None)
+def test_sizes_are_equal_where_they_are_promised_to_be(problem: Problem) -> None:
+    held = sizes(problem.parts())
+    assert max(held) - min(held) <= 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_many_clients_as_samples(kind: Kind) -> None:
     labels = torch.arange(7).repeat(6)
-    parts = partition(labels, Split(clients=42, partition=kind, shards_per_client=1), seed=0)
-    assert sum(sizes(parts)) == 42
+    split = Split(clients=42, partition=kind, shards_per_client=1)
+    if kind == "class_blocks":
+        with pytest.raises(UserError, match="must be at most the number of classes"):
+            partition(labels, split, seed=0)
+    else:
+        assert sum(sizes(partition(labels, split, 0, torch.arange(42).flip(0)))) == 42
 
 
-@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet_per_client", "quantity"])
+@pytest.mark.parametrize("kind", [*BY_ALPHA, "quantity"])
 def test_a_large_alpha_approaches_iid(kind: Kind) -> None:
-    parts = partition(TEN_CLASSES, Split(clients=10, partition=kind, alpha=1e9), seed=0)
+    parts = typical(kind, alpha=1e9, sigma=0.0).parts()
     counts = class_counts(TEN_CLASSES, parts, 10)
     expected = class_counts(TEN_CLASSES, partition(TEN_CLASSES, Split(partition="iid"), seed=0), 10)
     assert (counts.sum(1) - 200).abs().max() <= 10
@@ -109,7 +118,7 @@ def test_heterogeneity_grows_as_alpha_falls() -> None:
         held = torch.cat(counts)
         return float((held > 0).sum() / (held.sum(1) > 0).sum())
 
-    for kind in ("dirichlet", "dirichlet_per_client"):
+    for kind in BY_ALPHA:
         spread = [classes_per_client(kind, alpha) for alpha in (0.01, 0.1, 1.0, 10.0)]
         assert spread == sorted(spread)
         assert spread[-1] > 9
@@ -167,12 +176,13 @@ def test_shards_hold_few_classes() -> None:
     assert ((counts > 0).sum(1) <= 2).all()
 
 
-def test_indices_do_not_follow_the_order_of_the_file() -> None:
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FIXED])
+def test_indices_do_not_follow_the_order_of_the_file(kind: Kind) -> None:
     """A class is shuffled before it is cut, so that a client does not get the first writers of the file."""
     labels = torch.zeros(1000, dtype=torch.int64)
-    for kind in KINDS:
-        first = partition(labels, Split(2, kind, alpha=100.0, shards_per_client=1), seed=0)[0]
-        assert 350 < float(first.double().mean()) < 650
+    split = Split(2, kind, alpha=100.0, shards_per_client=1, classes_per_client=1)
+    first = partition(labels, split, 0, torch.arange(1000))[0]
+    assert 350 < float(first.double().mean()) < 650
 
 
 @given(labels_of_any_problem, st.floats(1e-6, 1.0))
@@ -193,11 +203,10 @@ def test_runs_of_all_seeds_share_the_subset() -> None:
     assert TEN_CLASSES[first].bincount().tolist() == [20] * 10
 
 
-@given(problems(), seeds)
+@given(problems())
 @settings(max_examples=100, deadline=None)
-def test_the_hash_names_who_holds_what(problem: tuple[Tensor, Split], seed: int) -> None:
-    labels, split = problem
-    parts = partition(labels, split, seed)
+def test_the_hash_names_who_holds_what(problem: Problem) -> None:
+    parts = problem.parts()
     name = content_hash(parts)
     assert content_hash([part.flip(0) for part in parts]) == name
     assert content_hash([*parts, torch.empty(0, dtype=torch.int64)]) != name
@@ -229,6 +238,14 @@ def test_a_hash_does_not_change_between_machines_and_versions() -> None:
         ({"subset": 0.0}, "data.subset must be > 0 and <= 1, got 0"),
         ({"subset": 1.5}, "data.subset must be > 0 and <= 1, got 1.5"),
         ({"subset": float("nan")}, "data.subset must be > 0 and <= 1, got nan"),
+        ({"classes_per_client": 0}, "data.classes_per_client must be >= 1, got 0"),
+        ({"sigma": -0.1}, "data.sigma must be >= 0 and finite, got -0.1"),
+        ({"sigma": float("inf")}, "data.sigma must be >= 0 and finite, got inf"),
+        ({"min_samples": -1}, "data.min_samples must be >= 0, got -1"),
+        ({"feature_skew": "blur"}, "unknown data.feature_skew 'blur'"),
+        ({"feature_skew": "noise"}, "data.skew_strength must be > 0 and finite for data.feature_skew noise, got 0"),
+        ({"feature_skew": "noise", "skew_strength": float("inf")}, "data.skew_strength must be > 0 and finite"),
+        ({"feature_skew": "rotation", "skew_strength": 181.0}, "data.skew_strength must be > 0 and <= 180"),
         ({"partition": "dirichlett"}, "unknown data.partition 'dirichlett': did you mean 'dirichlet'?"),
     ],
 )

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 import fl_lightning  # noqa: F401  (before torchvision, which it makes importable)
-from fl_lightning.data import idx
+from fl_lightning.data import download
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.digits import Digits
 from fl_lightning.data.fashion_mnist import FashionMnist
 from fl_lightning.data.mnist import Mnist
+from fl_lightning.data.places import data_root
 from fl_lightning.errors import UserError
 
 DOWNLOADED = {"MNIST": Mnist, "FashionMNIST": FashionMnist}
@@ -151,10 +152,25 @@ def test_the_folder_is_the_setting_then_the_environment_then_the_cache(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FL_LIGHTNING_DATA", raising=False)
-    assert idx.data_root(None) == tmp_path / ".cache/fl_lightning/data"
+    assert data_root(None) == tmp_path / ".cache/fl_lightning/data"
     monkeypatch.setenv("FL_LIGHTNING_DATA", "~/elsewhere")
-    assert idx.data_root(None) == tmp_path / "elsewhere"
-    assert idx.data_root("~/here") == tmp_path / "here"
+    assert data_root(None) == tmp_path / "elsewhere"
+    assert data_root("~/here") == tmp_path / "here"
+
+
+def test_images_are_mapped_from_the_file_itself(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path / name / "raw", small_files())
+    data = source(name, tmp_path).load()
+    kept = data.train_x[0].clone()
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("only Linux lists what a process has mapped")
+    with open("/proc/self/maps") as maps:
+        assert str(folder / FILES[0]) in maps.read()
+    before = (folder / FILES[0]).read_bytes()
+    data.train_x[0] = 7
+    assert (folder / FILES[0]).read_bytes() == before, "a write to the tensor reached the file"
+    assert torch.equal(source(name, tmp_path).load().train_x[0], kept)
+    assert data.to(torch.device("cpu")) is data
 
 
 def test_missing_files_are_named_with_all_ways_out(tmp_path: Path, name: str) -> None:
@@ -177,7 +193,7 @@ def test_a_silent_network_does_not_hang(tmp_path: Path, name: str, monkeypatch: 
     with socket.create_server(("127.0.0.1", 0)) as never_answers:
         address = f"http://127.0.0.1:{never_answers.getsockname()[1]}/"
         monkeypatch.setattr(getattr(datasets, name), "mirrors", [address])
-        monkeypatch.setattr(idx, "PATIENCE_SECONDS", 0.2)
+        monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.2)
         start = perf_counter()
         assert "the download failed" in error_of(name, tmp_path)
         assert perf_counter() - start < 2

@@ -18,6 +18,7 @@ from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.federate import federate
+from fl_lightning.params import flatten
 from fl_lightning.penalty import prior_loss
 from tests.cases import equal_bits, final, largest_difference, ragged
 
@@ -85,7 +86,8 @@ def test_engines_agree_on_every_choice(variant, engine):
     case, method = ragged(), configure(variant_settings(variant)).method
     loop = run_or_skip(case, method, Functional(chunk=1), fraction=0.5)
     other = run_or_skip(case, method, ENGINES[engine], fraction=0.5)
-    assert largest_difference(final(loop), final(other)) < 1e-12
+    size = float(flatten(final(loop)).abs().max())  # a strength may be too large for a choice: both must explode alike
+    assert largest_difference(final(loop), final(other)) < 1e-12 * max(1.0, size)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -208,6 +210,9 @@ def test_states_keep_their_structure(name):
 def test_traffic_is_counted_for_every_member(name):
     case, method = ragged(), method_of(name)
     record = run_or_skip(case, method, rounds=1)[0]
+    if method.pools:
+        assert record.bytes_down == record.bytes_up == 0
+        return
     size = case.task().num_params
     assert record.bytes_down >= 4 * size * len(record.cohort.members)
     assert record.bytes_up >= 4 * size * len(record.cohort.members)

@@ -1,0 +1,138 @@
+"""Gaussians with a full precision matrix: every correlation, at d^2 numbers.
+
+Matrices stay in the type they come in (7,850 parameters: 246 MB in float32), are summed and factored in float64, and
+are read in blocks of rows wherever float64 is only needed in passing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fl_lightning.gaussian.form import Gaussian
+from fl_lightning.params import Params, cast_like, flatten, unflatten, weighted_sum
+
+# Rows that are converted to float64 at once.
+ROWS = 512
+# A damping of zero cannot be multiplied: the first raise is to this share of the mean diagonal.
+SMALLEST_DAMPING = 1e-12
+LARGEST_RAISES = 40
+
+
+class Factor(NamedTuple):
+    """A Cholesky factor, and what it took.
+
+    Attributes:
+        lower: L with L L^T = Lambda + damping I, in float64.
+        damping: gamma, with which the matrix was positive definite.
+        raises: How often gamma had to be multiplied by 10 for that.
+    """
+
+    lower: Tensor
+    damping: float
+    raises: int
+
+    def solve(self, vector: Tensor) -> Tensor:
+        return torch.cholesky_solve(vector.double().unsqueeze(1), self.lower).squeeze(1)
+
+
+def factor(matrix: Tensor, damping: float) -> Factor:
+    """The Cholesky factor of a float64 matrix + damping I; while that is not positive definite, damping is raised.
+
+    The diagonal of the matrix is written over and restored, since a copy would take another d^2 numbers. A matrix that
+    is not finite has a factor of NaN: training has diverged, and no damping helps.
+    """
+    diagonal = matrix.diagonal()
+    original = diagonal.clone()
+    scale = float(original.abs().mean())
+    raises = 0
+    while True:
+        diagonal.copy_(original).add_(damping)
+        lower, info = torch.linalg.cholesky_ex(matrix)
+        if int(info) == 0 or raises == LARGEST_RAISES or not torch.isfinite(original).all():
+            break
+        damping = damping * 10 or SMALLEST_DAMPING * (scale or 1.0)
+        raises += 1
+    diagonal.copy_(original)
+    if int(info) != 0:
+        lower = torch.full_like(lower, torch.nan)
+    return Factor(lower, damping, raises)
+
+
+@dataclass(frozen=True)
+class Full(Gaussian):
+    """A Gaussian with precision Lambda = matrix + damping I.
+
+    Attributes:
+        mean: mu.
+        matrix: Symmetric, positive semi-definite; rows and columns in the order of `flatten`.
+        damping: Added to the diagonal where the precision is used, so that no second matrix is needed for it.
+        raises: How often a product multiplied its damping by 10, because its matrix was numerically singular.
+    """
+
+    mean: Params
+    matrix: Tensor
+    damping: float = 0.0
+    raises: int = 0
+
+    def apply(self, vector: Params) -> Params:
+        flat = flatten(vector)
+        result = _times(self.matrix, flat)
+        return unflatten(result.add_(flat, alpha=self.damping) if self.damping else result, vector)
+
+    def solve(self, vector: Params) -> Params:
+        doubles = self.matrix.to(torch.float64, copy=True)  # `factor` writes on its diagonal
+        return unflatten(factor(doubles, self.damping).solve(flatten(vector)), vector)
+
+    def log_determinant(self) -> Tensor:
+        lower = factor(self.matrix.to(torch.float64, copy=True), self.damping).lower
+        return 2 * lower.diagonal().log().sum()
+
+    def damped(self, damping: float) -> Self:
+        return type(self)(self.mean, self.matrix, self.damping + damping)
+
+    @classmethod
+    def product(cls, experts: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
+        """(sum_n w_n Lambda_n + gamma I) mu = sum_n w_n (Lambda_n + gamma I) mu_n, by a Cholesky factor in float64.
+
+        Solved for the offset of mu from the average mu_A, whose right side sum_n w_n Lambda_n (mu_n - mu_A) does not
+        depend on gamma: identical experts are reproduced exactly, and directions in which no expert has any precision
+        (softmax regression has some by construction) take the average, however far gamma had to be raised. The matrix
+        of the result is sum_n w_n Lambda_n; gamma is kept beside it.
+        """
+        like = experts[0]
+        average = flatten(weighted_sum((e.mean for e in experts), weights))
+        total = torch.zeros_like(like.matrix, dtype=torch.float64)
+        moment = torch.zeros_like(average)
+        for expert, weight in zip(experts, weights, strict=True):
+            total.add_(expert.matrix, alpha=weight)
+            offset = flatten(expert.mean).double().sub_(average)
+            moment.add_(_times(expert.matrix, offset).add_(offset, alpha=expert.damping), alpha=weight)
+        damping += sum(weight * expert.damping for expert, weight in zip(experts, weights, strict=True))
+        found = factor(total, damping)
+        mean = unflatten(average.add_(found.solve(moment)), like.mean)
+        return cls(cast_like(mean, like.mean), total.to(like.matrix.dtype), found.damping, found.raises)
+
+
+def largest_eigenvalue(matrix: Tensor, steps: int = 30) -> float:
+    """The largest eigenvalue of a positive semi-definite matrix by power iteration, from below."""
+    vector = matrix.diagonal().clone()
+    value = 0.0
+    for _ in range(steps):
+        norm = float(vector.norm())
+        if norm == 0:
+            return 0.0
+        vector = vector / norm
+        image = matrix @ vector
+        value = float(vector @ image)
+        vector = image
+    return value
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """The product in the type of the vector, without a copy of the whole matrix."""
+    if matrix.dtype == vector.dtype:
+        return matrix @ vector
+    return torch.cat([rows.to(vector.dtype) @ vector for rows in torch.split(matrix, ROWS)])

@@ -1,0 +1,51 @@
+"""How much memory there is, for settings that are refused before they run out of it."""
+
+import os
+from pathlib import Path
+
+import torch
+
+UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+
+
+def available(device: torch.device) -> int | None:
+    """Bytes that can still be allocated on a device; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    limits = [limit for limit in (_free_of_machine(), _free_of_container()) if limit is not None]
+    return min(limits) if limits else None
+
+
+def in_words(number: float) -> str:
+    """A number of bytes as one would say it.
+
+    >>> in_words(7850**2 * 4), in_words(545810**2 * 4)
+    ('246 MB', '1.2 TB')
+    """
+    unit = 0
+    while number >= 999.5 and unit < len(UNITS) - 1:
+        number /= 1000
+        unit += 1
+    return f"{number:.0f} {UNITS[unit]}" if number >= 10 or unit == 0 else f"{number:.1f} {UNITS[unit]}"
+
+
+def _free_of_machine() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # macOS: all there is, for want of better
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _free_of_container() -> int | None:
+    """What the control group of this process leaves; containers are limited by it, not by the machine."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        return int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text())
+    except (OSError, ValueError):  # no such group, or no limit ("max")
+        return None

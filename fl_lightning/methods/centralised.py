@@ -1,0 +1,45 @@
+"""Centralised training, the upper line of every figure: the data of all clients in one place.
+
+    theta <- SGD on the union of D_n over the round's clients, E epochs per round
+
+Not federated, but with the same budget: the rounds, epochs, batches, learning rates and, with partial participation,
+the samples of each round are those of the federated methods. With all clients taking part it does not depend on how
+the data are split. GA and LA are the same number, and nothing is sent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fl_lightning.method import Cohort, Context, Local, Method
+from fl_lightning.params import Params
+
+
+class State(NamedTuple):
+    """The model."""
+
+    params: Params
+
+
+class Report(NamedTuple):
+    """The trained model."""
+
+    params: Params
+
+
+@dataclass(frozen=True)
+class Centralised(Method):
+    """Centralised training on the pooled data with the budget of the federated methods: the upper reference."""
+
+    def init(self, params: Params, num_clients: int) -> State:
+        return State(params)
+
+    def report(self, local: Local, context: Context) -> Report:
+        return Report(local.params)
+
+    def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
+        return State(reports[0].params)
+
+    @property
+    def pools(self) -> bool:
+        return True

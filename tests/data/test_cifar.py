@@ -1,0 +1,257 @@
+"""CIFAR-10 and CIFAR-100: torchvision's layout, the archive, the download, and what is said of damaged files."""
+
+import hashlib
+import os
+import pickle
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+
+from fl_lightning.data import cifar, fingerprint
+from fl_lightning.errors import UserError
+from tests.data.cifar_files import ARCHIVES, CLASSES, FOLDERS, KEYS, SOURCES, TEST, TRAIN, archive, batch, packed, write
+
+
+@pytest.fixture(params=sorted(SOURCES))
+def name(request, monkeypatch, tmp_path):
+    """Each dataset, with an address that refuses the connection, and with nothing of the user's own cache."""
+    from torchvision import datasets
+
+    monkeypatch.setattr(getattr(datasets, request.param), "url", "http://127.0.0.1:9/none.tar.gz")
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return request.param
+
+
+@pytest.fixture
+def server(tmp_path, name, monkeypatch):
+    """A web server on this machine that has the archive; the folder that it serves."""
+    from torchvision import datasets
+
+    folder = tmp_path / "server"
+    folder.mkdir()
+    content = archive(name)
+    (folder / ARCHIVES[name]).write_bytes(content)
+    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    source = getattr(datasets, name)
+    monkeypatch.setattr(source, "url", f"http://127.0.0.1:{server.server_port}/{ARCHIVES[name]}")
+    monkeypatch.setattr(source, "tgz_md5", hashlib.md5(content).hexdigest())
+    yield folder
+    server.shutdown()
+    server.server_close()
+
+
+def check(name, data):
+    """That these are the generated files."""
+    halves = [batch(name, i) for i in range(len(TRAIN[name]) + 1)]
+    train = np.concatenate([half[b"data"] for half in halves[:-1]]).reshape(-1, 3, 32, 32)
+    assert np.array_equal(data.train_x.numpy(), train)
+    assert np.array_equal(data.test_x.numpy(), halves[-1][b"data"].reshape(-1, 3, 32, 32))
+    assert data.train_y.tolist() == [label for half in halves[:-1] for label in half[KEYS[name]]]
+    assert data.test_y.tolist() == halves[-1][KEYS[name]]
+    assert data.train_x.dtype == torch.uint8
+    assert data.num_classes == CLASSES[name]
+    assert data.mean == data.std == (0.5, 0.5, 0.5)
+
+
+def error_of(name, root):
+    with pytest.raises(UserError) as caught:
+        SOURCES[name](root=str(root)).load()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("small", [0, 10**9], ids=["mapped", "in memory"])
+def test_torchvisions_layout(tmp_path, name, small, monkeypatch):
+    monkeypatch.setattr(fingerprint, "SMALL", small)
+    write(tmp_path / "data", name)
+    for _ in range(2):
+        check(name, SOURCES[name](root=str(tmp_path / "data")).load())
+    assert (tmp_path / "data" / "prepared").exists() == (small == 0)
+
+
+def test_augmentation_is_the_papers_unless_said_otherwise(tmp_path, name):
+    write(tmp_path, name)
+    assert SOURCES[name](root=str(tmp_path)).load().augment == "paper"
+    assert SOURCES[name](root=str(tmp_path), augment="none").load().augment == "none"
+
+
+def test_the_archive_is_enough(tmp_path, name):
+    (tmp_path / ARCHIVES[name]).write_bytes(archive(name))
+    check(name, SOURCES[name](root=str(tmp_path)).load())
+
+
+def test_the_archive_completes_what_is_missing(tmp_path, name):
+    folder = write(tmp_path, name)
+    (folder / TEST[name]).unlink()
+    (tmp_path / ARCHIVES[name]).write_bytes(archive(name))
+    check(name, SOURCES[name](root=str(tmp_path)).load())
+
+
+def test_a_download_is_silent_and_kept(tmp_path, name, server, capfd):
+    check(name, SOURCES[name](root=str(tmp_path / "data")).load())
+    assert capfd.readouterr() == ("", "")
+    assert [file.name for file in (tmp_path / "data").iterdir() if file.is_file()] == [ARCHIVES[name]]
+    (server / ARCHIVES[name]).unlink()
+    check(name, SOURCES[name](root=str(tmp_path / "data")).load())
+
+
+def test_a_download_with_another_checksum_is_not_kept(tmp_path, name, server):
+    (server / ARCHIVES[name]).write_bytes(b"<html>please log in</html>")
+    assert "its checksum is wrong" in error_of(name, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_missing_files_are_named_with_all_ways_out(tmp_path, name):
+    message = error_of(name, tmp_path)
+    assert message.startswith(f"{name} not found: expected {', '.join([*TRAIN[name], TEST[name]])}")
+    for hint in (
+        str(tmp_path / FOLDERS[name]),
+        ARCHIVES[name],
+        "--data.root",
+        "FL_LIGHTNING_DATA",
+        "digits",
+        "refused",
+    ):
+        assert hint in message
+
+
+def test_one_missing_file_is_named(tmp_path, name):
+    folder = write(tmp_path, name)
+    (folder / TEST[name]).unlink()
+    assert f"of which {TEST[name]} are missing" in error_of(name, tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, 5, 100, 5000, -1])
+def test_a_truncated_file_is_named(tmp_path, name, length):
+    folder = write(tmp_path, name)
+    file = folder / TRAIN[name][-1]
+    file.write_bytes(file.read_bytes()[:length])
+    message = error_of(name, tmp_path)
+    assert message.startswith(f"{file} is damaged (not a whole pickle)")
+    assert "delete it so that it is downloaded again, or replace it by a good copy" in message
+
+
+@pytest.mark.parametrize("length", [0, 5, 20_000, -2000])
+def test_a_truncated_archive_is_named(tmp_path, name, length):
+    file = tmp_path / ARCHIVES[name]
+    file.write_bytes(archive(name)[:length])
+    message = error_of(name, tmp_path)
+    assert message.startswith(f"{file} is damaged (")
+    assert "delete it" in message
+
+
+def test_an_archive_without_a_batch_is_named(tmp_path, name):
+    content = packed(name)
+    del content[TEST[name]]
+    (tmp_path / ARCHIVES[name]).write_bytes(archive(name, content))
+    assert f"is damaged ({TEST[name]} not in it)" in error_of(name, tmp_path)
+
+
+class Opens:
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_file_with_code_is_refused_and_not_run(tmp_path, name):
+    folder = write(tmp_path, name)
+    (folder / TEST[name]).write_bytes(pickle.dumps({b"data": Opens(tmp_path / "was here")}, 2))
+    assert f"{folder / TEST[name]} is damaged (it asks for " in error_of(name, tmp_path)
+    assert not (tmp_path / "was here").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"data": np.zeros((100, 3072))}, "its data are not rows of 3072 bytes"),
+        ({"data": np.zeros((100, 784), np.uint8)}, "its data are not rows of 3072 bytes"),
+        ({"data": [1, 2]}, "its data are not rows of 3072 bytes"),
+        ({"labels": [0] * 99}, "are not one whole number for each image"),
+        ({"labels": [0.5] * 100}, "are not one whole number for each image"),
+        ({"labels": None}, "are not one whole number for each image"),
+        ({"labels": [0] * 99 + [100]}, "label 100, not 0 to"),
+        ({"labels": [0] * 99 + [-1]}, "label -1, not 0 to"),
+        ({"data": np.zeros((0, 3072), np.uint8), "labels": []}, "are not one whole number for each image"),
+    ],
+    ids=["floats", "another size", "no array", "one missing", "fractions", "none", "unknown", "negative", "nothing"],
+)
+def test_a_batch_with_the_wrong_content_is_named(tmp_path, name, changes, what):
+    changed = {KEYS[name] if key == "labels" else b"data": value for key, value in changes.items()}
+    folder = write(tmp_path, name)
+    (folder / TEST[name]).write_bytes(pickle.dumps(batch(name, 9) | changed, 2))
+    message = error_of(name, tmp_path)
+    assert message.startswith(f"{folder / TEST[name]} is damaged (")
+    assert what in message
+
+
+def test_something_else_in_a_pickle_is_named(tmp_path, name):
+    folder = write(tmp_path, name)
+    (folder / TEST[name]).write_bytes(pickle.dumps([1, 2]))
+    assert "it holds no batch of images" in error_of(name, tmp_path)
+
+
+def test_a_file_of_the_official_size_must_be_the_official_one(tmp_path, name, monkeypatch):
+    """One pixel that flipped on the disk changes no structure; the checksum sees it."""
+    from torchvision import datasets
+
+    source, content = getattr(datasets, name), packed(name)
+    layout = cifar.LAYOUTS[name]
+    monkeypatch.setitem(cifar.LAYOUTS, name, layout._replace(official_sizes=(100,) * len(content)))
+    right = [[file, hashlib.md5(data).hexdigest()] for file, data in content.items()]
+    monkeypatch.setattr(source, "train_list", right[:-1])
+    monkeypatch.setattr(source, "test_list", right[-1:])
+    folder = write(tmp_path, name, content)
+    check(name, SOURCES[name](root=str(tmp_path)).load())
+    data = bytearray(content[TEST[name]])
+    data[1000] ^= 1
+    (folder / TEST[name]).write_bytes(data)
+    message = error_of(name, tmp_path)
+    assert message.startswith(f"{folder / TEST[name]} is damaged (its checksum is wrong)")
+    assert "--data arrays" in message
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path, name, server):
+    (tmp_path / "file").write_text("in the way")
+    assert error_of(name, tmp_path / "file").startswith(f"cannot use {tmp_path / 'file'} for {name}")
+
+
+def real(folder):
+    root = os.environ.get("FL_LIGHTNING_DATA")
+    if not root or not (Path(root) / folder).is_dir():
+        pytest.skip(f"the data are not at hand: set FL_LIGHTNING_DATA to a folder with {folder}")
+    return root
+
+
+def test_the_real_files_of_cifar10():
+    from torchvision.datasets import CIFAR10
+
+    root = real("cifar-10-batches-py")
+    data = SOURCES["CIFAR10"]().load()
+    assert tuple(data.train_x.shape) == (50_000, 3, 32, 32)
+    assert tuple(data.test_x.shape) == (10_000, 3, 32, 32)
+    assert data.train_y.bincount().tolist() == [5000] * 10
+    assert data.test_y.bincount().tolist() == [1000] * 10
+    assert data.train_x[0, :, 0, 0].tolist() == [59, 62, 63]
+    assert data.train_y[:5].tolist() == [6, 9, 9, 4, 1]
+    theirs = CIFAR10(root, train=False)
+    assert np.array_equal(theirs.data.transpose(0, 3, 1, 2), data.test_x.numpy())
+    assert theirs.targets == data.test_y.tolist()
+
+
+def test_the_real_files_of_cifar100():
+    real("cifar-100-python")
+    data = SOURCES["CIFAR100"]().load()
+    assert tuple(data.train_x.shape) == (50_000, 3, 32, 32)
+    assert data.train_y.bincount().tolist() == [500] * 100
+    assert data.test_y.bincount().tolist() == [100] * 100

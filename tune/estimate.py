@@ -1,0 +1,121 @@
+"""How long runs will take and what they will weigh, from one small measured round of each kind of run."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from fl_lightning import checkpoint, experiment, files, probes
+from fl_lightning.config import RunConfig
+from fl_lightning.data.partition import class_counts
+from fl_lightning.federate import federate
+
+# The measured round sees about this many training samples; time is taken as proportional to them.
+SAMPLES = 2_000
+# Of the files beside the checkpoint, MLflow keeps a copy, and its database rows weigh about as much again.
+COPIES = 3
+
+
+class Cost(NamedTuple):
+    """What a kind of run costs.
+
+    Attributes:
+        train: Seconds of training per sample and epoch.
+        evaluate: Seconds to evaluate one model on the test set.
+        samples: Training samples of all clients.
+        fixed: Seconds to load data and build the model.
+        state: Bytes of a checkpoint.
+        tables: Bytes of everything else after one round.
+    """
+
+    train: float
+    evaluate: float
+    samples: int
+    fixed: float
+    state: int
+    tables: int
+
+
+class Estimate:
+    """Measures kinds of runs as they are asked for; one kind is one method, model, dataset and batch size."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Cost] = {}
+
+    def seconds(self, config: RunConfig) -> float:
+        """About how long a run takes by itself."""
+        cost = self.cost(config)
+        evaluated = 1 + config.split.clients * config.federation.fraction
+        share = (config.federation.cohort or config.split.clients * config.federation.fraction) / config.split.clients
+        training = cost.samples * share * config.training.epochs * cost.train
+        return cost.fixed + config.federation.rounds * (training + evaluated * cost.evaluate)
+
+    def bytes(self, config: RunConfig, keep_checkpoint: bool) -> float:
+        """About how much a run leaves on disk."""
+        cost = self.cost(config)
+        states = min(2, config.federation.rounds) if keep_checkpoint else 0
+        return COPIES * cost.tables * (1 + 0.1 * config.federation.rounds) + states * cost.state
+
+    def cost(self, config: RunConfig) -> Cost:
+        flat = config.flat()
+        decisive = ("method", "model", "data", "engine", "training.batch_size", "data.subset")
+        kind = str({k: v for k, v in flat.items() if k in decisive or k.startswith(("model.", "data.augment"))})
+        if kind not in self._known:
+            self._known[kind] = _measure(config)
+        return self._known[kind]
+
+
+def _measure(config: RunConfig) -> Cost:
+    start = time.perf_counter()
+    problem = experiment.build(config)
+    fixed = time.perf_counter() - start
+    samples = sum(len(part) for part in problem.clients)
+    share = min(1.0, SAMPLES / samples)
+    few = [part[: max(1, round(share * len(part)))] if len(part) else part for part in problem.clients]
+    short = replace(config.training, epochs=1)
+    once = replace(config.federation, rounds=1, fraction=1.0, cohort=None)
+    rounds = federate(
+        config.method, problem.task, problem.dataset, few, short, once, config.engine, config.seed, problem.holdout
+    )
+    record = next(iter(rounds))
+    start = time.perf_counter()
+    measured = probes.measure(config.method, problem.task, problem.dataset, record)
+    evaluate = (time.perf_counter() - start) / (1 + len(record.clients))
+    trained = sum(len(part) for part in few)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        checkpoint.write(folder, config.identity, record.after, [measured])
+        state = _size(folder)
+        counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
+        files.write(config, counts, [measured], folder, pictures=False)
+        tables = _size(folder) - state
+    return Cost(record.seconds_local / trained, evaluate, samples, fixed, state, tables)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+class Forecast(NamedTuple):
+    """What a sweep will cost.
+
+    Attributes:
+        seconds: On this machine's cores or the given number of slots.
+        alone: Seconds if no runs shared anything.
+        bytes: On disk.
+    """
+
+    seconds: float
+    alone: float
+    bytes: float
+
+
+def forecast(units: Sequence[Sequence[RunConfig]], slots: int, keep_checkpoints: bool) -> Forecast:
+    """What computing these units will cost."""
+    estimate = Estimate()
+    together = sum(max(map(estimate.seconds, unit)) for unit in units)
+    alone = sum(estimate.seconds(config) for unit in units for config in unit)
+    weight = sum(estimate.bytes(config, keep_checkpoints) for unit in units for config in unit)
+    return Forecast(together / slots, alone / slots, weight)

@@ -1,0 +1,109 @@
+"""What the runs of a cell have shown, and which cell of a contest is the best."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from fl_lightning import experiment
+from fl_lightning.comparison import rounds_to
+from fl_lightning.config import RunConfig
+from fl_lightning.experiment import Result
+from tune.grid import Cell
+from tune.study import Study
+
+
+class CellOutcome(NamedTuple):
+    """A cell and its runs.
+
+    Attributes:
+        cell: The setting.
+        metric: The study's metric.
+        runs: Those that have ended, with how.
+    """
+
+    cell: Cell
+    metric: str
+    runs: list[tuple[RunConfig, Result]]
+
+    @property
+    def good(self) -> list[Result]:
+        """How the runs ended that did not diverge."""
+        return [result for _, result in self.runs if result.status != "diverged" and result.history]
+
+    @property
+    def values(self) -> list[float]:
+        """The metric after the last round of each of them."""
+        return [result.final[self.metric] for result in self.good]
+
+    @property
+    def mean(self) -> float:
+        """Over seeds; a setting that diverged for some seed is worth nothing."""
+        complete = len(self.values) == len(self.cell.seeds)
+        return fmean(self.values) if complete else float("-inf")
+
+
+def outcome_of(cell: Cell, out: Path, study: Study) -> CellOutcome:
+    """Read what the runs of a cell have left."""
+    found = [(config, experiment.latest(config, out)) for config in cell.configs]
+    # What a scheduler has stopped is no result; what the study's own rule has stopped is.
+    counts = ("finished", "diverged") if study.stop is None else ("finished", "diverged", "stopped")
+    return CellOutcome(cell, study.metric, [(c, result) for c, result in found if result and result.status in counts])
+
+
+def best_of(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:
+    """The best cell of every contest, by the mean over seeds; the earlier one where two are equal."""
+    best: dict[Any, CellOutcome] = {}
+    for outcome in outcomes:
+        group = (*outcome.cell.group, outcome.cell.config.federation.rounds)
+        if outcome.values and (group not in best or outcome.mean > best[group].mean):
+            best[group] = outcome
+    return list(best.values())
+
+
+def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
+    """The table of a sweep: the best setting of every case in every environment."""
+    table = []
+    varied = {key for outcome in outcomes for key in outcome.cell.environment}
+    tuned = list(dict.fromkeys(key for outcome in outcomes for key in outcome.cell.point))
+    lengths = {outcome.cell.config.federation.rounds for outcome in outcomes}
+    for outcome in best_of(outcomes):
+        cell = outcome.cell
+        row = {key: _short(cell.environment.get(key, "")) for key in sorted(varied)}
+        row["case"] = cell.case
+        if len(lengths) > 1:
+            row["rounds"] = str(cell.config.federation.rounds)
+        row |= {key: _short(cell.point.get(key, "")) for key in tuned}
+        ended, everything = outcome.good, [result for _, result in outcome.runs]
+        for metric in dict.fromkeys((study.metric, "GA", "LA")):
+            row[f"{metric} (%)" if metric in ("GA", "LA") else metric] = _spread(
+                [result.final[metric] * (100 if metric in ("GA", "LA") else 1) for result in ended]
+            )
+        for threshold in study.thresholds:
+            reached = [rounds_to(result.history, threshold) for result in everything]
+            arrived = [number for number in reached if number is not None]
+            share = f" ({len(arrived)}/{len(reached)})" if 0 < len(arrived) < len(reached) else ""
+            row[f"rounds to {threshold:.0%}"] = (_spread(arrived) if arrived else "never") + share
+        missing = f" of {len(cell.seeds)}" if len(everything) < len(cell.seeds) else ""
+        diverged = len(everything) - len(ended)
+        row["runs"] = f"{len(everything)}{missing}" + (f", {diverged} diverged" if diverged else "")
+        table.append(row)
+    return table
+
+
+def mean_curve(outcome: CellOutcome) -> list[dict[str, float]]:
+    """GA and LA by round, averaged over the runs that did not diverge, as long as all of them last."""
+    return [
+        {metric: fmean(measured.metrics[metric] for measured in round) for metric in ("GA", "LA")}
+        for round in zip(*(result.history for result in outcome.good), strict=False)
+    ]
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")

@@ -1,0 +1,91 @@
+"""A sweep in MLflow: one parent run, to which the runs of its settings and seeds belong."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_lightning import experiment
+from fl_lightning.checkpoint import write_atomically
+from fl_lightning.comparison import render
+from fl_lightning.track import Tracker
+from tune.outcome import CellOutcome, rows
+from tune.study import Study
+
+PARENT_TAG = "mlflow.parentRunId"
+
+
+class SweepRecord:
+    """The parent run of a sweep. The same study at the same scale goes on in the same one.
+
+    Args:
+        study: What is swept.
+        out: The folder of all runs.
+        folder: Of this sweep.
+    """
+
+    def __init__(self, study: Study, out: Path, folder: Path) -> None:
+        self._study, self._out, self._folder = study, out, folder
+        name = f"sweep {study.name}" + (f" {study.scale}" if study.scale else "")
+        tags = {"kind": "sweep", **_study_tags(study)}
+        params = {"metric": study.metric, "seeds": len(study.seeds), "cases": [case.label for case in study.cases]}
+        self._tracker = Tracker(out, f"sweep {study.name} {study.scale} {study.identity}", name, params, tags)
+        self.run_id = self._tracker.run_id
+        folder.mkdir(parents=True, exist_ok=True)
+        content = json.loads(json.dumps(asdict(study), default=str))
+        write_atomically(folder / "study.yaml", yaml.safe_dump(content, sort_keys=False).encode())
+
+    @property
+    def child_tags(self) -> dict[str, str]:
+        """What marks a run as part of this sweep."""
+        return {PARENT_TAG: self.run_id, **_study_tags(self._study)}
+
+    def close(self, outcomes: Sequence[CellOutcome], failures: Mapping[str, str]) -> None:
+        """Adopt the runs that other sweeps have computed, and store the tables."""
+        for outcome in outcomes:
+            for config, result in outcome.runs:
+                experiment.adopt(config, self._out, result, self.child_tags)
+        table = rows(outcomes, self._study)
+        paths = [self._folder / "study.yaml"]
+        for name, text in (
+            ("runs.csv", _runs_csv(outcomes)),
+            ("best.md", render(table, markdown=True) if table else ""),
+        ):
+            paths.append(self._folder / name)
+            write_atomically(paths[-1], text.encode())
+        self._tracker.artifacts(paths)
+        ended = sum(len(outcome.runs) for outcome in outcomes)
+        means = [outcome.mean for outcome in outcomes if outcome.values and outcome.mean > float("-inf")]
+        numbers = {"runs": float(ended), "failures": float(len(failures))}
+        self._tracker.log_rounds([(0, numbers | ({f"best_{self._study.metric}": max(means)} if means else {}))])
+        self._tracker.finish("FINISHED" if not failures else "FAILED")
+
+
+def open_sweep(study: Study, out: Path, folder: Path) -> SweepRecord:
+    """The parent run; opening it also creates the store's tables, once, before many processes write to them."""
+    return SweepRecord(study, out, folder)
+
+
+def _study_tags(study: Study) -> dict[str, str]:
+    # A run may belong to several studies, so each has a tag of its own name.
+    return {f"study.{study.name}": study.scale or "all", "study": study.name}
+
+
+def _runs_csv(outcomes: Sequence[CellOutcome]) -> str:
+    """One line per run: case, settings, how it ended, the metrics of its last round."""
+    lines: list[dict[str, Any]] = []
+    for outcome in outcomes:
+        for config, result in outcome.runs:
+            ending = {"status": result.status, "round": len(result.history), "run_id": result.run_id}
+            lines.append({"case": outcome.cell.case, **config.flat(), **ending, **result.final})
+    columns = list(dict.fromkeys(key for line in lines for key in line))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()

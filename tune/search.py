@@ -1,0 +1,159 @@
+"""A fair search: Optuna and ASHA, each case and environment on its own and all with the same budget."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
+from ray.tune.search.optuna import OptunaSearch
+
+from fl_lightning.checkpoint import write_atomically
+from fl_lightning.errors import UserError
+from tune.grid import Builder, Cell, environments
+from tune.study import Case, Range, Study
+
+VALUE = "value"
+
+
+class FairSearch(Searcher):
+    """Asks one searcher per contest in turn, until each has made its number of proposals.
+
+    Proposals are written down. After a restart they are proposed again first: their runs are only read, and the
+    searchers learn what they knew.
+    """
+
+    def __init__(self, study: Study, memory: Path) -> None:
+        super().__init__(metric=VALUE, mode="max")
+        self._memory, self._samples = memory, study.search.samples or 0
+        self.proposed: list[Cell] = []
+        self._contests = [
+            _Contest(study, case, environment, number)
+            for number, (environment, case) in enumerate(
+                (environment, case) for environment in environments(study) for case in study.cases
+            )
+        ]
+        self._remembered: dict[str, list[dict[str, Any]]] = (
+            json.loads(memory.read_text()) if memory.exists() else {contest.name: [] for contest in self._contests}
+        )
+        for contest in self._contests:
+            contest.begin(self._remembered[contest.name])
+        self._owner: dict[str, _Contest] = {}
+
+    @property
+    def budget(self) -> int:
+        """Settings that are tried in all."""
+        return self._samples * len(self._contests)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the longest run."""
+        return max(contest.rounds for contest in self._contests)
+
+    def suggest(self, trial_id: str) -> Any:
+        open_ones = [contest for contest in self._contests if len(contest.points) < self._samples]
+        if not open_ones:
+            return str(Searcher.FINISHED)
+        contest = min(open_ones, key=lambda one: len(one.points))
+        cell = contest.propose(trial_id)
+        self._owner[trial_id] = contest
+        self.proposed.append(cell)
+        points = contest.points
+        if len(points) > len(self._remembered[contest.name]):
+            self._remembered[contest.name] = points
+            write_atomically(self._memory, json.dumps(self._remembered).encode())
+        settings = [config.flat() for config in cell.configs]
+        return {"settings": settings, "contest": contest.name, "case": cell.case}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self._owner[trial_id].searcher.on_trial_result(trial_id, result)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        failed = error or not result or bool(result.get("failures"))
+        self._owner[trial_id].searcher.on_trial_complete(trial_id, result=None if failed else result, error=failed)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the proposals are written down already."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing: a restarted sweep begins with the proposals that are written down."""
+
+
+class _Contest:
+    """One case in one environment, with a searcher of its own."""
+
+    def __init__(self, study: Study, case: Case, environment: Mapping[str, Any], number: int) -> None:
+        self.name = f"{case.label} {json.dumps(dict(environment), sort_keys=True, default=str)}"
+        self.points: list[dict[str, Any]] = []
+        self._builder, self._environment, self._seed = Builder(study, case), environment, number
+        self._space = {**study.space, **case.space}
+        example = {key: values.values[0] for key, values in self._space.items()}
+        self.rounds = self._builder.cell(environment, example).config.federation.rounds
+
+    def begin(self, remembered: Sequence[dict[str, Any]]) -> None:
+        """Start the search, with what was proposed before."""
+        # Lists as values of a setting are no categories for Optuna, so it chooses their numbers.
+        known = [{key: _coded(self._space[key], value) for key, value in point.items()} for point in remembered]
+        space = {key: _distribution(values) for key, values in self._space.items()}
+        self.searcher = OptunaSearch(space=space, metric=VALUE, mode="max", points_to_evaluate=known, seed=self._seed)
+
+    def propose(self, trial_id: str) -> Cell:
+        """The next setting."""
+        coded = self.searcher.suggest(trial_id)
+        if not isinstance(coded, dict):
+            raise UserError(f"Optuna has no more proposals for {self.name}; lower search.samples")
+        self.points.append({key: _decoded(self._space[key], value) for key, value in coded.items()})
+        return self._builder.cell(self._environment, self.points[-1])
+
+
+class FairAsha(FIFOScheduler):
+    """ASHA within each contest: settings are compared with those of the same case and environment alone."""
+
+    def __init__(self, study: Study, rounds: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._study, self._rounds = study, rounds
+        self._judges: dict[str, ASHAScheduler] = {}
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        self._judge(trial).on_trial_add(tune_controller, trial)
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        if result.get("done") or result.get("failures"):
+            return str(TrialScheduler.CONTINUE)
+        return str(self._judge(trial).on_trial_result(tune_controller, trial, result))
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        self._judge(trial).on_trial_complete(tune_controller, trial, result)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
+        self._judge(trial).on_trial_remove(tune_controller, trial)
+
+    def _judge(self, trial: Any) -> ASHAScheduler:
+        contest = trial.config["contest"]
+        if contest not in self._judges:
+            self._judges[contest] = ASHAScheduler(
+                metric=VALUE,
+                mode="max",
+                max_t=self._rounds,
+                grace_period=min(self._study.search.grace, self._rounds),
+                reduction_factor=self._study.search.reduction,
+                stop_last_trials=False,
+            )
+        return self._judges[contest]
+
+
+def _distribution(values: Range) -> BaseDistribution:
+    if values.kind in ("uniform", "loguniform"):
+        low, high = values.values
+        return FloatDistribution(low, high, log=values.kind == "loguniform")
+    return CategoricalDistribution(list(range(len(values.values))))
+
+
+def _coded(values: Range, value: Any) -> Any:
+    return value if values.kind in ("uniform", "loguniform") else list(values.values).index(value)
+
+
+def _decoded(values: Range, value: Any) -> Any:
+    return value if values.kind in ("uniform", "loguniform") else values.values[value]

@@ -1,0 +1,260 @@
+"""A study from its file to its results, on Ray Tune.
+
+The files of the runs are the truth about what is done, so a sweep is resumed by starting it again: finished runs are
+read, interrupted ones go on after their last round, the rest is computed.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fl_lightning import experiment
+from fl_lightning.config import RunConfig
+from fl_lightning.experiment import Keeping
+from tune import record
+from tune.cluster import Resources, connected
+from tune.estimate import Estimate
+from tune.grid import Cell, cells
+from tune.outcome import CellOutcome, best_of, outcome_of
+from tune.packing import Unit, packs, units
+from tune.study import Study
+from tune.work import Order
+
+# Lost nodes and killed processes; a run's own failure is recorded and not tried again in the same sweep.
+MAX_FAILURES = 5
+
+
+class Options(NamedTuple):
+    """How a sweep is carried out; none of it changes a number.
+
+    Attributes:
+        out: Folder of all runs and of the MLflow store.
+        address: Of a Ray cluster; None starts a local one.
+        resources: Of one trial.
+        max_concurrent: Trials at once, at most; 0 takes what the cluster holds.
+        fresh: Compute again what earlier processes have computed.
+    """
+
+    out: Path
+    address: str | None = None
+    resources: Resources = Resources()
+    max_concurrent: int = 0
+    fresh: bool = False
+
+
+class Status(NamedTuple):
+    """How far a sweep is.
+
+    Attributes:
+        finished: Runs that have ended, those of earlier sweeps included.
+        total: All runs.
+        best: The largest value of the metric at the end of a run.
+    """
+
+    finished: int
+    total: int
+    best: float
+
+
+Watch = Callable[[Status], None]
+
+
+class Outcome(NamedTuple):
+    """What a sweep has found.
+
+    Attributes:
+        cells: Every setting that was tried, with its runs.
+        failures: Runs that could not be computed, with the reason.
+        computed: Runs that were not there before.
+        folder: Where tables lie.
+        run_id: Of the parent run in MLflow.
+    """
+
+    cells: list[CellOutcome]
+    failures: dict[str, str]
+    computed: int
+    folder: Path
+    run_id: str
+
+
+def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
+    """Compute what is missing of a study.
+
+    Raises:
+        UserError: If the study, the cluster or the store cannot be used; before anything is trained.
+    """
+    folder = options.out / "sweeps" / f"{study.name}-{study.scale or 'all'}-{study.identity}"
+    parent = record.open_sweep(study, options.out, folder)
+    keeping = Keeping(parent.child_tags, pictures=False, checkpoint=_keeps(study))
+    order = Order(options.out, keeping, stop=study.stop, metric=study.metric, fresh=options.fresh)
+    failures: dict[str, str] = {}
+    with connected(options.address, options.resources, options.out) as slots:
+        runner = _Runner(study, options, order, folder / "ray", slots, watch, failures)
+        tried = runner.grid(cells(study)) if study.search.algorithm != "optuna" else runner.search()
+        if study.continue_to is not None:
+            tried += runner.grid(_continued(study, tried, options.out))
+    outcomes = [outcome_of(cell, options.out, study) for cell in tried]
+    parent.close(outcomes, failures)
+    return Outcome(outcomes, failures, runner.computed, folder, parent.run_id)
+
+
+def local_slots(resources: Resources) -> int:
+    """How many trials this machine holds at once, without asking Ray."""
+    import torch
+
+    fits = [os.cpu_count() or 1] if not resources.cpu else [int((os.cpu_count() or 1) / resources.cpu)]
+    if resources.gpu:
+        fits.append(int(torch.cuda.device_count() / resources.gpu))
+    return max(1, min(fits))
+
+
+def missing(configs: Sequence[RunConfig], out: Path) -> list[RunConfig]:
+    """The runs that no earlier process has finished."""
+    return [config for config in configs if experiment.finished(config, out) is None]
+
+
+def _keeps(study: Study) -> bool:
+    return study.keep_checkpoints or study.continue_to is not None
+
+
+def _continued(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
+    """The best setting of every case and environment, with more rounds."""
+    best = best_of([outcome_of(cell, out, study) for cell in tried])
+    rounds = study.continue_to or 1
+    return [replace(one.cell, config=_with_rounds(one.cell.config, rounds)) for one in best]
+
+
+def _with_rounds(config: RunConfig, rounds: int) -> RunConfig:
+    return replace(config, federation=replace(config.federation, rounds=rounds))
+
+
+class _Runner:
+    """Carries out the phases of a sweep on a cluster that is connected."""
+
+    def __init__(
+        self,
+        study: Study,
+        options: Options,
+        order: Order,
+        storage: Path,
+        slots: int,
+        watch: Watch,
+        failures: dict[str, str],
+    ) -> None:
+        self._study, self._options, self._order, self._storage = study, options, order, storage
+        self._slots = min(slots, options.max_concurrent or slots)
+        self._watch, self._failures = watch, failures
+        self.computed = 0
+
+    def grid(self, tried: Sequence[Cell]) -> list[Cell]:
+        """Compute settings that are known beforehand."""
+        configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
+        todo = configs if self._options.fresh else missing(configs, self._options.out)
+        done = len(configs) - len(todo)
+        self._watch(Status(done, len(configs), float("-inf")))
+        if todo:
+            self.computed += len(todo)
+            cases = {config.identity: cell.case for cell in tried for config in cell.configs}
+            work = self._packed(units(todo))
+            ray_space = {"pack": _ray().grid_search(list(range(len(work))))}
+            order = self._order._replace(cases=cases)
+            self._fit(ray_space, order, lambda finished: (done + finished, len(configs)), work)
+        return list(tried)
+
+    def search(self) -> list[Cell]:
+        """Compute the settings that Optuna proposes."""
+        from tune.search import FairAsha, FairSearch
+
+        study = self._study
+        memory = self._storage.parent / "proposals.json"
+        if self._options.fresh:
+            memory.unlink(missing_ok=True)
+        searcher = FairSearch(study, memory)
+        rounds = searcher.rounds
+        scheduler = FairAsha(study, rounds) if study.search.scheduler == "asha" else None
+        total = searcher.budget * len(study.seeds)
+        self._watch(Status(0, total, float("-inf")))
+        self._fit({}, self._order, lambda finished: (finished, total), searcher=searcher, scheduler=scheduler)
+        self.computed += len(searcher.proposed) * len(study.seeds)
+        return searcher.proposed
+
+    def _packed(self, work: Sequence[Unit]) -> list[list[Unit]]:
+        if len(work) <= 4 * self._slots:
+            return [[unit] for unit in work]
+        estimate = Estimate()
+        return packs(work, self._slots, estimate.seconds)
+
+    def _fit(
+        self,
+        space: dict[str, Any],
+        order: Order,
+        count: Callable[[int], tuple[int, int]],
+        work: Sequence[list[Unit]] = (),
+        searcher: Any = None,
+        scheduler: Any = None,
+    ) -> None:
+        from tune.trial import Trial
+
+        ray_tune = _ray()
+        flat = [[[config.flat() for config in unit] for unit in pack] for pack in work]
+        trainable = ray_tune.with_resources(
+            ray_tune.with_parameters(Trial, packs=flat, order=order),
+            {"cpu": self._options.resources.cpu, "gpu": self._options.resources.gpu},
+        )
+        name = f"{time.time_ns()}"
+        tuner = ray_tune.Tuner(
+            trainable,
+            param_space=space,
+            tune_config=ray_tune.TuneConfig(
+                search_alg=searcher,
+                scheduler=scheduler,
+                num_samples=1 if searcher is None else searcher.budget,
+                max_concurrent_trials=self._slots,
+                reuse_actors=True,
+            ),
+            run_config=ray_tune.RunConfig(
+                name=name,
+                storage_path=str(self._storage.resolve()),
+                failure_config=ray_tune.FailureConfig(max_failures=MAX_FAILURES),
+                callbacks=[_progress(self._watch, count, self._failures)],
+                verbose=0,
+            ),
+        )
+        try:
+            results = tuner.fit()
+        finally:
+            with suppress(OSError):
+                shutil.rmtree(self._storage / name, ignore_errors=True)
+        for error in results.errors:
+            self._failures[f"a trial of {self._study.name}"] = str(error).strip().rpartition("\n")[2]
+
+
+def _progress(watch: Watch, count: Callable[[int], tuple[int, int]], failures: dict[str, str]) -> Any:
+    """Tells how far the trials are."""
+    ray_tune = _ray()
+
+    class Reporter(ray_tune.Callback):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self._finished: dict[str, int] = {}
+            self._best = float("-inf")
+
+        def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
+            # A trial that starts again after a failure counts its finished runs again.
+            self._finished[trial.trial_id] = max(self._finished.get(trial.trial_id, 0), result["finished"])
+            self._best = max(self._best, result["best"])
+            failures.update(result["failures"])
+            finished, total = count(sum(self._finished.values()))
+            watch(Status(finished, total, self._best))
+
+    return Reporter()
+
+
+def _ray() -> Any:
+    from ray import tune
+
+    return tune

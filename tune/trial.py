@@ -1,0 +1,75 @@
+"""The Ray Tune trial: a pack of runs, or the seeds of one setting that a searcher has proposed."""
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import fl_lightning  # noqa: F401 - its remedies come before anything that imports torchvision
+from fl_lightning.config import build
+from fl_lightning.errors import UserError
+from tune.work import News, Order, one_after_the_other, side_by_side
+
+import ray.tune  # isort: skip
+
+# A report costs about 3 ms.
+REPORT_EVERY_SECONDS = 1.0
+
+Settings = Mapping[str, Any]
+
+
+class Trial(ray.tune.Trainable):
+    """Computes its runs step by step. It keeps no state: after a failure it reads what the runs have left."""
+
+    _news: News
+    _work: Generator[News, None, None] | None = None
+    _by_round: bool
+
+    def setup(self, config: dict[str, Any], packs: Sequence[Any] = (), order: Order | None = None) -> None:
+        """Ray starts a process here; `reset_config` gives it its next work."""
+        self._packs, self._order = packs, order
+        self._start(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._start(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Go on for about a second, or for one round if a scheduler judges every round."""
+        start = time.monotonic()
+        ended = True
+        try:
+            for news in self._work or ():
+                self._news = news
+                if self._by_round or time.monotonic() - start > REPORT_EVERY_SECONDS:
+                    ended = False
+                    break
+        except UserError as error:  # the settings that a searcher has proposed cannot run
+            self._news = self._news._replace(failures={"setting": str(error)})
+        return {**self._news._asdict(), "failures": dict(self._news.failures), "done": ended}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        """Nothing: every round is saved already, in the files of its run."""
+        return {}
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        """Nothing: what the runs have left is read by whoever goes on with them."""
+
+    def cleanup(self) -> None:
+        """Ray wants no more of it: runs that have not ended are recorded as stopped."""
+        self._close()
+
+    def _start(self, config: dict[str, Any]) -> None:
+        self._close()
+        assert self._order is not None
+        self._news, self._by_round = News(), "settings" in config
+        if self._by_round:
+            configs = [build(settings) for settings in config["settings"]]
+            order = self._order._replace(cases={one.identity: config["case"] for one in configs})
+            self._work = side_by_side(configs, order)
+        else:
+            units = [[build(settings) for settings in unit] for unit in self._packs[config["pack"]]]
+            self._work = one_after_the_other(units, self._order)
+
+    def _close(self) -> None:
+        if self._work is not None:
+            self._work.close()
