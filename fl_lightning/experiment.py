@@ -201,9 +201,11 @@ def latest(config: RunConfig, out: Path) -> Result | None:
 
 def adopt(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str]) -> None:
     """Give a run further tags; if another store has it, tell the present one what is known of it."""
-    if all(result.tags.get(name) == value for name, value in tags.items()) and result.store == store_uri(out):
+    same = result.store == store_uri(out)
+    if same and tags.keys() <= result.tags.keys():
         return
-    tags = {**tags, **result.tags}
+    # In its own store it stays a child of the sweep that has computed it; another store does not know that one.
+    tags = {**tags, **result.tags} if same else {**result.tags, **tags}
     tracker = Tracker(out, _attempt(result.folder), _run_name(config), config.flat(), tags)
     if tracker.run_id != result.run_id:
         tracker.log_rounds((i, m.metrics) for i, m in enumerate(result.history, start=1))
@@ -242,10 +244,10 @@ def _compute(
 ) -> Progress:
     from fl_lightning import files  # pandas and matplotlib: only who runs waits for them
 
-    problem = problem or build(config)
+    problem, identity = problem or build(config), config.identity  # own data are hashed for it, so only once
     task, folder = problem.task, folder_of(config, out)
     start = Snapshot(0, config.method.init(task.initial.params, len(problem.clients)), task.initial.buffers)
-    saved = checkpoint.read(folder, config.identity, start)
+    saved = checkpoint.read(folder, identity, start)
     if saved is None and not fresh:
         saved = _from_relatives(config, out, start)
     history = list(saved.history) if saved else []
@@ -265,7 +267,7 @@ def _compute(
                 history.append(probes.measure(config.method, task, problem.dataset, record))
                 # First the checkpoint, then MLflow: a round that is lost between the two is sent again on resume.
                 if keeping.checkpoint or record.round < config.federation.rounds:
-                    checkpoint.write(folder, config.identity, record.after, history)
+                    checkpoint.write(folder, identity, record.after, history)
                 unsent.append((record.round, history[-1].metrics))
                 if time.monotonic() - sent > SEND_EVERY_SECONDS:
                     tracker.log_rounds(unsent)
@@ -326,7 +328,8 @@ def _open_tracker(config: RunConfig, out: Path, folder: Path, problem: Problem, 
     }
     if commit := _git_commit():
         tags["mlflow.source.git.commit"] = commit
-    return Tracker(out, _attempt(folder), _run_name(config), flat, tags)
+    is_new = not (folder / ATTEMPT).exists()
+    return Tracker(out, _attempt(folder), _run_name(config), flat, tags, is_new)
 
 
 def _run_name(config: RunConfig) -> str:

@@ -4,6 +4,7 @@ Writes are replayable: the timestamp of a metric is the run's start plus the rou
 nothing, and a run that was killed is continued, never doubled.
 """
 
+import functools
 import json
 import logging
 import os
@@ -37,31 +38,38 @@ class Tracker:
         name: Shown in the UI.
         params: Flat dotted settings.
         tags: To filter by.
+        is_new: Whether nobody can have used the key before, so that there is nothing to look for.
     """
 
-    def __init__(self, out: Path, attempt: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        out: Path,
+        attempt: str,
+        name: str,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str],
+        is_new: bool = False,
+    ) -> None:
         self.uri, self.tags = store_uri(out), dict(tags)
-        _check_reachable(self.uri)
         with _explained(self.uri):
-            logging.getLogger("mlflow").setLevel(logging.WARNING)  # or it tells of every table it creates
-            from mlflow import MlflowClient  # seconds to import: only who tracks waits for it
-            from mlflow.entities import Metric, Param, RunTag
+            from mlflow.entities import Metric, Param, RunTag  # seconds to import: only who tracks waits for it
 
             self._metric = Metric
-            self._client = MlflowClient(tracking_uri=self.uri)
-            _prepare_store(self.uri)
-            experiment = self._experiment(out)
-            run = self._find(experiment, attempt)
+            self._client, experiment = _open(self.uri, out.resolve())
+            run = None if is_new else self._find(experiment, attempt)
             if run is None:
                 run = self._client.create_run(experiment, run_name=name, tags={**tags, ATTEMPT_TAG: attempt})
+                news: list[Any] = []
+            else:
+                self._client.update_run(run.info.run_id, status="RUNNING")
+                news = [RunTag(name, value) for name, value in tags.items()]
             self.run_id: str = run.info.run_id
             self._start: int = run.info.start_time
-            self._client.update_run(self.run_id, status="RUNNING")
             items = [
                 Param(key, json.dumps(value) if not isinstance(value, str) else value) for key, value in params.items()
             ]
             for batch in _batches(items, PARAMS_PER_BATCH):
-                self._client.log_batch(self.run_id, params=batch, tags=[RunTag(k, v) for k, v in tags.items()])
+                self._client.log_batch(self.run_id, params=batch, tags=news)
 
     def log_rounds(self, rounds: Iterable[tuple[int, Mapping[str, float]]]) -> None:
         """Write the metrics of some rounds in one batch; repeating a round is harmless."""
@@ -89,19 +97,27 @@ class Tracker:
         with _explained(self.uri):
             self._client.set_terminated(self.run_id, status)
 
-    def _experiment(self, out: Path) -> str:
-        found = self._client.get_experiment_by_name(EXPERIMENT)
-        if found is not None:
-            return str(found.experiment_id)
-        local = self.uri.startswith("sqlite:")
-        location = (out / "artifacts").resolve().as_uri() if local else None
-        # The kind makes the UI show runs and charts first, not its tools for language models.
-        tags = {"mlflow.experimentKind": "custom_model_development"}
-        return str(self._client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags))
-
     def _find(self, experiment: str, attempt: str) -> Any:
         runs = self._client.search_runs([experiment], f"tags.`{ATTEMPT_TAG}` = '{attempt}'", max_results=1)
         return runs[0] if runs else None
+
+
+@functools.cache
+def _open(uri: str, out: Path) -> tuple[Any, str]:
+    """The client of a store and the id of our experiment in it; once per process, since runs may be many and short."""
+    _check_reachable(uri)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # or it tells of every table it creates
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    _prepare_store(uri)
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is not None:
+        return client, str(found.experiment_id)
+    location = (out / "artifacts").as_uri() if uri.startswith("sqlite:") else None
+    # The kind makes the UI show runs and charts first, not its tools for language models.
+    tags = {"mlflow.experimentKind": "custom_model_development"}
+    return client, str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags))
 
 
 def _prepare_store(uri: str) -> None:

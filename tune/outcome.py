@@ -1,6 +1,7 @@
 """What the runs of a cell have shown, and which cell of a contest is the best."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -8,9 +9,10 @@ from typing import Any, NamedTuple
 from fl_lightning import experiment
 from fl_lightning.comparison import rounds_to
 from fl_lightning.config import RunConfig
+from fl_lightning.errors import unknown
 from fl_lightning.experiment import Result
 from tune.grid import Cell
-from tune.study import Study
+from tune.study import Stop, Study
 
 
 class CellOutcome(NamedTuple):
@@ -34,7 +36,7 @@ class CellOutcome(NamedTuple):
     @property
     def values(self) -> list[float]:
         """The metric after the last round of each of them."""
-        return [result.final[self.metric] for result in self.good]
+        return [measured(result.final, self.metric) for result in self.good]
 
     @property
     def mean(self) -> float:
@@ -45,10 +47,28 @@ class CellOutcome(NamedTuple):
 
 def outcome_of(cell: Cell, out: Path, study: Study) -> CellOutcome:
     """Read what the runs of a cell have left."""
-    found = [(config, experiment.latest(config, out)) for config in cell.configs]
-    # What a scheduler has stopped is no result; what the study's own rule has stopped is.
-    counts = ("finished", "diverged") if study.stop is None else ("finished", "diverged", "stopped")
-    return CellOutcome(cell, study.metric, [(c, result) for c, result in found if result and result.status in counts])
+    found = [(config, ended(config, out, study.stop)) for config in cell.configs]
+    return CellOutcome(cell, study.metric, [(config, result) for config, result in found if result])
+
+
+def ended(config: RunConfig, out: Path, stop: Stop | None) -> Result | None:
+    """How a run ended, by itself or by the study's rule; None if a part of it is missing.
+
+    What a scheduler has stopped is no result. What another study has computed beyond this one's rule does not count.
+    """
+    result = experiment.latest(config, out)
+    if result is not None and stop is not None:
+        enough = stop.enough([measured(measurement.metrics, stop.metric) for measurement in result.history])
+        if enough is not None:
+            return replace(result, history=result.history[:enough])
+    return None if result is None or result.status == "stopped" else result
+
+
+def measured(metrics: Mapping[str, float], metric: str) -> float:
+    """The value of a metric, or an error that names the nearest one."""
+    if metric not in metrics:
+        raise unknown("metric", metric, metrics)
+    return metrics[metric]
 
 
 def best_of(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:

@@ -1,16 +1,18 @@
 """A fair search: Optuna and ASHA, each case and environment on its own and all with the same budget."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
 from fl_lightning.checkpoint import write_atomically
+from fl_lightning.config import RunConfig
 from fl_lightning.errors import UserError
 from tune.grid import Builder, Cell, environments
 from tune.study import Case, Range, Study
@@ -23,12 +25,19 @@ class FairSearch(Searcher):
 
     Proposals are written down. After a restart they are proposed again first: their runs are only read, and the
     searchers learn what they knew.
+
+    Args:
+        study: What is searched.
+        memory: The file of the proposals.
+        is_new: Whether nothing is known of a run.
     """
 
-    def __init__(self, study: Study, memory: Path) -> None:
+    def __init__(self, study: Study, memory: Path, is_new: Callable[[RunConfig], bool]) -> None:
         super().__init__(metric=VALUE, mode="max")
-        self._memory, self._samples = memory, study.search.samples or 0
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # or it tells of every study it creates
+        self._memory, self._samples, self._is_new = memory, study.search.samples or 0, is_new
         self.proposed: list[Cell] = []
+        self.computed = 0
         self._contests = [
             _Contest(study, case, environment, number)
             for number, (environment, case) in enumerate(
@@ -60,12 +69,13 @@ class FairSearch(Searcher):
         cell = contest.propose(trial_id)
         self._owner[trial_id] = contest
         self.proposed.append(cell)
+        self.computed += sum(map(self._is_new, cell.configs))
         points = contest.points
         if len(points) > len(self._remembered[contest.name]):
-            self._remembered[contest.name] = points
+            self._remembered[contest.name] = list(points)
             write_atomically(self._memory, json.dumps(self._remembered).encode())
         settings = [config.flat() for config in cell.configs]
-        return {"settings": settings, "contest": contest.name, "case": cell.case}
+        return {"settings": settings, "contest": contest.name, "number": len(points), "case": cell.case}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         self._owner[trial_id].searcher.on_trial_result(trial_id, result)
@@ -97,7 +107,9 @@ class _Contest:
         # Lists as values of a setting are no categories for Optuna, so it chooses their numbers.
         known = [{key: _coded(self._space[key], value) for key, value in point.items()} for point in remembered]
         space = {key: _distribution(values) for key, values in self._space.items()}
-        self.searcher = OptunaSearch(space=space, metric=VALUE, mode="max", points_to_evaluate=known, seed=self._seed)
+        # What was proposed before draws nothing, so with the same seed the first draws would be made again.
+        seed = self._seed + 10_000 * len(known)
+        self.searcher = OptunaSearch(space=space, metric=VALUE, mode="max", points_to_evaluate=known, seed=seed)
 
     def propose(self, trial_id: str) -> Cell:
         """The next setting."""
@@ -109,12 +121,17 @@ class _Contest:
 
 
 class FairAsha(FIFOScheduler):
-    """ASHA within each contest: settings are compared with those of the same case and environment alone."""
+    """ASHA within each contest: settings are compared with those of the same case and environment alone.
 
-    def __init__(self, study: Study, rounds: int) -> None:
+    What it has stopped is written down. ASHA judges settings as they come, which is never quite the same order, so
+    after a restart it would have some of them go on.
+    """
+
+    def __init__(self, study: Study, rounds: int, memory: Path) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._study, self._rounds = study, rounds
+        self._study, self._rounds, self._memory = study, rounds, memory
         self._judges: dict[str, ASHAScheduler] = {}
+        self._stops: dict[str, int] = json.loads(memory.read_text()) if memory.exists() else {}
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         self._judge(trial).on_trial_add(tune_controller, trial)
@@ -122,10 +139,20 @@ class FairAsha(FIFOScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         if result.get("done") or result.get("failures"):
             return str(TrialScheduler.CONTINUE)
-        return str(self._judge(trial).on_trial_result(tune_controller, trial, result))
+        name = f"{trial.config['contest']} {trial.config['number']}"
+        if result[VALUE] == float("-inf"):  # diverged, which is no number to compare others with
+            return str(TrialScheduler.STOP)
+        verdict = str(self._judge(trial).on_trial_result(tune_controller, trial, result))
+        if verdict == TrialScheduler.STOP and name not in self._stops:
+            self._stops[name] = result["rounds"]
+            write_atomically(self._memory, json.dumps(self._stops).encode())
+        if name in self._stops:
+            return str(TrialScheduler.STOP if result["rounds"] >= self._stops[name] else TrialScheduler.CONTINUE)
+        return verdict
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        self._judge(trial).on_trial_complete(tune_controller, trial, result)
+        if result[VALUE] > float("-inf"):
+            self._judge(trial).on_trial_complete(tune_controller, trial, result)
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
         self._judge(trial).on_trial_remove(tune_controller, trial)
@@ -134,6 +161,7 @@ class FairAsha(FIFOScheduler):
         contest = trial.config["contest"]
         if contest not in self._judges:
             self._judges[contest] = ASHAScheduler(
+                time_attr="rounds",
                 metric=VALUE,
                 mode="max",
                 max_t=self._rounds,

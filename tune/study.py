@@ -93,6 +93,10 @@ class Search:
             _whole(self.reduction) and self.reduction >= 2,
             f"search.reduction must be a whole number >= 2, got {self.reduction}",
         )
+        require(
+            self.scheduler == "none" or self.algorithm == "optuna",
+            f"search.scheduler {self.scheduler} goes with search.algorithm optuna, got {self.algorithm}",
+        )
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,17 @@ class Stop:
     at_least: float = math.inf
     patience: float = math.inf
 
+    def __post_init__(self) -> None:
+        require(isinstance(self.metric, str), f"stop.metric must be the name of a metric, got {self.metric!r}")
+        require(
+            not math.isnan(_number(self.at_least)) and not isinstance(self.at_least, str),
+            f"stop.at_least must be a number, got {self.at_least!r}",
+        )
+        require(
+            _whole(self.patience) or self.patience == math.inf,
+            f"stop.patience must be a number of rounds >= 1, got {self.patience!r}",
+        )
+
     def reached(self, values: Sequence[float]) -> bool:
         """Whether the values of the rounds so far are enough.
 
@@ -117,6 +132,14 @@ class Stop:
         """
         best = max(range(len(values)), key=lambda i: (values[i], -i))
         return values[-1] >= self.at_least or len(values) - 1 - best >= self.patience
+
+    def enough(self, values: Sequence[float]) -> int | None:
+        """After how many rounds a run could have stopped; None if not yet.
+
+        >>> Stop(at_least=0.5).enough([0.1, 0.6, 0.7]), Stop(at_least=0.5).enough([0.1])
+        (2, None)
+        """
+        return next((number for number in range(1, len(values) + 1) if self.reached(values[:number])), None)
 
 
 @dataclass(frozen=True)
@@ -156,6 +179,11 @@ class Study:
     keep_checkpoints: bool = False
 
     def __post_init__(self) -> None:
+        require(isinstance(self.metric, str), f"metric must be the name of a metric, got {self.metric!r}")
+        require(
+            isinstance(self.keep_checkpoints, bool),
+            f"keep_checkpoints must be true or false, got {self.keep_checkpoints!r}",
+        )
         labels = [case.label for case in self.cases]
         require(bool(labels), f"study {self.name} has no cases; name at least one method under `cases`")
         twice = [label for label in labels if labels.count(label) > 1]
@@ -206,11 +234,18 @@ def load(name: str, scale: str | None = None, overrides: Mapping[str, Any] | Non
             raise UserError(f"study {name} has no scales, got --scale {scale}; leave it out")
         raise unknown("scale", scale, scales)
     scale = scale or (DEFAULT_SCALE if DEFAULT_SCALE in scales else next(iter(scales), ""))
-    for key, value in (scales[scale] if scale else {}).items():
+    changes = (scales[scale] or {}) if scale else {}
+    require(isinstance(changes, Mapping), f"{name}: scale {scale} must be a mapping, got {changes!r}")
+    for key, value in changes.items():
         merges = isinstance(content.get(key), Mapping) and isinstance(value, Mapping)
-        content[key] = {**content[key], **value} if merges else value
+        content[key] = _merged(f"{name}: {key}", key == "base", content[key], value) if merges else value
     study = _parse(Path(name).stem if _is_file(name) else name, scale or "", content)
     return _pin(study, overrides or {})
+
+
+def _merged(where: str, flatten: bool, old: Any, new: Any) -> dict[str, Any]:
+    """Two mappings, the new one winning; `training: {lr: 1}` is `training.lr: 1`."""
+    return {**_mapping(where, old, flatten), **_mapping(where, new, flatten)}
 
 
 def describe(name: str) -> str:
@@ -243,7 +278,7 @@ def _read(name: str) -> dict[str, Any]:
         raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
     except UserError:
         raise
-    except Exception as error:  # whatever a user's Python file may do
+    except (Exception, SystemExit) as error:  # whatever a user's Python file may do
         raise UserError(f"{path} cannot be run: {type(error).__name__}: {error}") from None
     require(isinstance(content, Mapping), f"{path} must hold a mapping with base, cases, space, ..., got {content!r}")
     return dict(content)
@@ -266,7 +301,10 @@ def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
         if values.get(key) is not None:
             values[key] = _section(f"{name}: {key}", cls, values[key])
     if "thresholds" in values:
-        values["thresholds"] = tuple(values["thresholds"])
+        levels = values["thresholds"]
+        good = isinstance(levels, Sequence) and all(isinstance(level, int | float) for level in levels)
+        require(good, f"{name}: thresholds must be a list of numbers, got {levels!r}")
+        values["thresholds"] = tuple(levels)
     return Study(name, scale, **values)
 
 

@@ -4,11 +4,13 @@ The files of the runs are the truth about what is done, so a sweep is resumed by
 read, interrupted ones go on after their last round, the rest is computed.
 """
 
+import functools
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +22,9 @@ from tune import record
 from tune.cluster import Resources, connected
 from tune.estimate import Estimate
 from tune.grid import Cell, cells
-from tune.outcome import CellOutcome, best_of, outcome_of
+from tune.outcome import CellOutcome, best_of, ended, outcome_of
 from tune.packing import Unit, packs, units
-from tune.study import Study
+from tune.study import Stop, Study
 from tune.work import Order
 
 # Lost nodes and killed processes; a run's own failure is recorded and not tried again in the same sweep.
@@ -93,7 +95,9 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
     keeping = Keeping(parent.child_tags, pictures=False, checkpoint=_keeps(study))
     order = Order(options.out, keeping, stop=study.stop, metric=study.metric, fresh=options.fresh)
     failures: dict[str, str] = {}
-    with connected(options.address, options.resources, options.out) as slots:
+    with ExitStack() as stack:
+        # Only when there is something to compute: starting a cluster takes seconds.
+        slots = functools.cache(lambda: stack.enter_context(connected(options.address, options.resources, options.out)))
         runner = _Runner(study, options, order, folder / "ray", slots, watch, failures)
         tried = runner.grid(cells(study)) if study.search.algorithm != "optuna" else runner.search()
         if study.continue_to is not None:
@@ -113,9 +117,9 @@ def local_slots(resources: Resources) -> int:
     return max(1, min(fits))
 
 
-def missing(configs: Sequence[RunConfig], out: Path) -> list[RunConfig]:
-    """The runs that no earlier process has finished."""
-    return [config for config in configs if experiment.finished(config, out) is None]
+def missing(configs: Sequence[RunConfig], out: Path, stop: Stop | None) -> list[RunConfig]:
+    """The runs that no earlier process has taken to their end."""
+    return [config for config in configs if ended(config, out, stop) is None]
 
 
 def _keeps(study: Study) -> bool:
@@ -142,19 +146,24 @@ class _Runner:
         options: Options,
         order: Order,
         storage: Path,
-        slots: int,
+        slots: Callable[[], int],
         watch: Watch,
         failures: dict[str, str],
     ) -> None:
         self._study, self._options, self._order, self._storage = study, options, order, storage
-        self._slots = min(slots, options.max_concurrent or slots)
+        self._cluster = slots
         self._watch, self._failures = watch, failures
         self.computed = 0
+
+    @property
+    def _slots(self) -> int:
+        """Trials at once; asking for it connects to the cluster."""
+        return min(self._cluster(), self._options.max_concurrent or sys.maxsize)
 
     def grid(self, tried: Sequence[Cell]) -> list[Cell]:
         """Compute settings that are known beforehand."""
         configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
-        todo = configs if self._options.fresh else missing(configs, self._options.out)
+        todo = configs if self._options.fresh else missing(configs, self._options.out, self._study.stop)
         done = len(configs) - len(todo)
         self._watch(Status(done, len(configs), float("-inf")))
         if todo:
@@ -171,17 +180,21 @@ class _Runner:
         from tune.search import FairAsha, FairSearch
 
         study = self._study
-        memory = self._storage.parent / "proposals.json"
+        proposals, stops = (self._storage.parent / name for name in ("proposals.json", "stops.json"))
         if self._options.fresh:
-            memory.unlink(missing_ok=True)
-        searcher = FairSearch(study, memory)
-        rounds = searcher.rounds
-        scheduler = FairAsha(study, rounds) if study.search.scheduler == "asha" else None
+            for memory in (proposals, stops):
+                memory.unlink(missing_ok=True)
+        self._cluster()  # refuses before anything is proposed
+        searcher = FairSearch(study, proposals, self._is_new)
+        scheduler = FairAsha(study, searcher.rounds, stops) if study.search.scheduler == "asha" else None
         total = searcher.budget * len(study.seeds)
         self._watch(Status(0, total, float("-inf")))
         self._fit({}, self._order, lambda finished: (finished, total), searcher=searcher, scheduler=scheduler)
-        self.computed += len(searcher.proposed) * len(study.seeds)
+        self.computed += searcher.computed
         return searcher.proposed
+
+    def _is_new(self, config: RunConfig) -> bool:
+        return self._options.fresh or experiment.latest(config, self._options.out) is None
 
     def _packed(self, work: Sequence[Unit]) -> list[list[Unit]]:
         if len(work) <= 4 * self._slots:

@@ -5,8 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import fl_lightning  # noqa: F401 - its remedies come before anything that imports torchvision
-from fl_lightning.config import build
-from fl_lightning.errors import UserError
+from tune.grid import rebuilt
 from tune.work import News, Order, one_after_the_other, side_by_side
 
 import ray.tune  # isort: skip
@@ -37,14 +36,11 @@ class Trial(ray.tune.Trainable):
         """Go on for about a second, or for one round if a scheduler judges every round."""
         start = time.monotonic()
         ended = True
-        try:
-            for news in self._work or ():
-                self._news = news
-                if self._by_round or time.monotonic() - start > REPORT_EVERY_SECONDS:
-                    ended = False
-                    break
-        except UserError as error:  # the settings that a searcher has proposed cannot run
-            self._news = self._news._replace(failures={"setting": str(error)})
+        for news in self._work or ():
+            self._news = news
+            if self._by_round or time.monotonic() - start > REPORT_EVERY_SECONDS:
+                ended = False
+                break
         return {**self._news._asdict(), "failures": dict(self._news.failures), "done": ended}
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
@@ -63,11 +59,11 @@ class Trial(ray.tune.Trainable):
         assert self._order is not None
         self._news, self._by_round = News(), "settings" in config
         if self._by_round:
-            configs = [build(settings) for settings in config["settings"]]
+            configs = [rebuilt(settings) for settings in config["settings"]]
             order = self._order._replace(cases={one.identity: config["case"] for one in configs})
             self._work = side_by_side(configs, order)
         else:
-            units = [[build(settings) for settings in unit] for unit in self._packs[config["pack"]]]
+            units = [[rebuilt(settings) for settings in unit] for unit in self._packs[config["pack"]]]
             self._work = one_after_the_other(units, self._order)
 
     def _close(self) -> None:

@@ -5,6 +5,7 @@ of the runs are the truth, not what Ray remembers.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from fl_lightning.errors import UserError
 from fl_lightning.experiment import Keeping, Progress
 from fl_lightning.first_round import share_first_round
 from fl_lightning.probes import Measurement
+from tune.outcome import measured
 from tune.study import Stop
 
 
@@ -48,7 +50,7 @@ class News(NamedTuple):
 
     Attributes:
         finished: Runs that have ended.
-        rounds: Rounds that are known.
+        rounds: Rounds that are known; of seeds side by side, the latest.
         value: The metric of the latest round.
         best: The largest value of the metric at the end of a run.
         failures: Runs that could not be computed, with the reason.
@@ -66,67 +68,85 @@ def one_after_the_other(units: Sequence[Sequence[RunConfig]], order: Order) -> G
     news = News()
     for unit in units:
         for config, progress in _runs(unit, order):
+            diverged = False
             try:
                 for measurement in _until(order.stop, progress):
-                    value = measurement.metrics.get(order.metric, float("-inf"))
-                    news = news._replace(rounds=news.rounds + 1, value=value)
-                    yield news
-                news = news._replace(finished=news.finished + 1, best=max(news.best, news.value))
-            except UserError as error:
-                news = _with_failure(news, config, str(error))
+                    diverged = measurement is None
+                    if measurement is not None:
+                        news = news._replace(rounds=news.rounds + 1, value=measured(measurement.metrics, order.metric))
+                        yield news
+                best = news.best if diverged else max(news.best, news.value)
+                news = news._replace(finished=news.finished + 1, best=best)
             except Exception as error:  # a bug of a plugin, say: it is told at the end, and tried again next time
-                news = _with_failure(news, config, f"{type(error).__name__}: {error}")
+                news = _with_failure(news, config, error)
             yield news
 
 
 def side_by_side(configs: Sequence[RunConfig], order: Order) -> Generator[News, None, None]:
-    """Compute the seeds of one setting in step, so that a scheduler can judge the mean after every round."""
+    """Compute the seeds of one setting in step, so that a scheduler can judge the mean after every round.
+
+    A seed that has ended counts with its last value; one that has diverged makes the setting worth nothing.
+    """
     news = News()
-    runs = [_until(order.stop, _run(config, order)) for config in configs]
-    latest: list[float] = []
+    runs = {config.identity: _until(order.stop, _run(config, order)) for config in configs}
+    latest: dict[str, float] = {}
     while runs:
-        going = []
-        for run in runs:
-            measurement = next(run, None)
-            if measurement is None:
-                news = news._replace(finished=news.finished + 1)
-                continue
-            going.append((run, measurement.metrics[order.metric]))
-            news = news._replace(rounds=news.rounds + 1)
-        runs = [run for run, _ in going]
-        latest = [value for _, value in going] or latest
+        going = False
+        for config in [config for config in configs if config.identity in runs]:
+            try:
+                for measurement in runs[config.identity]:
+                    latest[config.identity] = (
+                        float("-inf") if measurement is None else measured(measurement.metrics, order.metric)
+                    )
+                    going = True
+                    break
+                else:
+                    del runs[config.identity]
+                    news = news._replace(finished=news.finished + 1)
+            except Exception as error:
+                yield _with_failure(news, config, error)
+                return
         if going:
-            mean = sum(latest) / len(latest)
-            news = news._replace(value=mean)
+            news = news._replace(rounds=news.rounds + 1, value=sum(latest.values()) / len(latest))
             yield news
     yield news._replace(best=news.value)
 
 
 def _runs(unit: Sequence[RunConfig], order: Order) -> Iterator[tuple[RunConfig, Progress]]:
+    left = {config.identity: config for config in unit}
     if len(unit) > 1:
-        yield from share_first_round(unit, order.out, order.fresh, order.keeping_of)
-    else:
-        for config in unit:
-            yield config, _run(config, order)
+        with suppress(Exception):  # what breaks the shared training will break, alone, the run that it belongs to
+            for config, progress in share_first_round(unit, order.out, order.fresh, order.keeping_of):
+                del left[config.identity]
+                yield config, progress
+    for config in left.values():
+        yield config, _run(config, order)
 
 
 def _run(config: RunConfig, order: Order) -> Progress:
     return experiment.rounds(config, order.out, order.fresh, order.keeping_of(config))
 
 
-def _until(stop: Stop | None, progress: Progress) -> Iterator[Measurement]:
-    """The rounds of a run, until the study has seen enough of it."""
+def _until(stop: Stop | None, progress: Progress) -> Iterator[Measurement | None]:
+    """The rounds of a run, until the study has seen enough of it; at the end None if it diverged."""
     seen: list[float] = []
-    for _, measurement in progress:
+    while True:
+        try:
+            _, measurement = next(progress)
+        except StopIteration as end:
+            if end.value.status == "diverged":
+                yield None
+            return
         yield measurement
         if stop is not None:
-            seen.append(measurement.metrics[stop.metric])
+            seen.append(measured(measurement.metrics, stop.metric))
             if stop.reached(seen):
                 progress.close()
                 return
 
 
-def _with_failure(news: News, config: RunConfig, reason: str) -> News:
+def _with_failure(news: News, config: RunConfig, error: Exception) -> News:
     flat: dict[str, Any] = config.flat()
     name = f"{flat['method']} seed {flat['seed']} ({config.identity})"
+    reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return news._replace(finished=news.finished + 1, failures={**news.failures, name: reason})

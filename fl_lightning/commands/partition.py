@@ -97,9 +97,10 @@ def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
 def side_by_side(flags: Sequence[str]) -> list[tuple[dict[str, str], list[str]]]:
     """The flags of every combination of values, each with what tells it from the others.
 
-    >>> side_by_side(["--data", "mnist", "--data.alpha", "0.1,1"])
-    [({'data.alpha': '0.1'}, ['--data', 'mnist', '--data.alpha=0.1']),
-     ({'data.alpha': '1'}, ['--data', 'mnist', '--data.alpha=1'])]
+    >>> for varied, own in side_by_side(["--data", "mnist", "--data.alpha", "0.1,1"]):
+    ...     print(varied, own)
+    {'data.alpha': '0.1'} ['--data', 'mnist', '--data.alpha=0.1']
+    {'data.alpha': '1'} ['--data', 'mnist', '--data.alpha=1']
     """
     kept: list[str] = []
     choices: dict[str, list[str]] = {}

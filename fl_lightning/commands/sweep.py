@@ -98,7 +98,7 @@ def dry_run(study: "Study", how: "Options") -> None:
         return
     tried = cells(study)
     configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
-    todo = configs if how.fresh else missing(configs, how.out)
+    todo = configs if how.fresh else missing(configs, how.out, study.stop)
     work = units(todo)
     print(f"study       {study.name} {study.scale}: {study.about}")
     print(f"settings    {len(tried)}, each with {len(study.seeds)} seeds")

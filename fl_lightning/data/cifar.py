@@ -75,8 +75,8 @@ def _files(source: Any, name: Name, folder: Path) -> dict[str, Path]:
         return {source.filename: archive}
     except DownloadError as error:
         raise UserError(
-            f"{name} not found: expected {', '.join(batches)} in {folder / source.base_folder}, of which "
-            f"{', '.join(missing) if len(missing) < len(batches) else 'all'} are missing, or {archive}, and the "
+            f"{name} not found: expected {', '.join(batches)} in {folder / source.base_folder} (missing: "
+            f"{', '.join(missing) if len(missing) < len(batches) else 'all'}), or {archive}, and the "
             f"download failed ({error}); put one of the two there, name another folder by --data.root or "
             "FL_LIGHTNING_DATA, or use --data digits, which needs no files"
         ) from None

@@ -58,7 +58,8 @@ def check(name, data):
     assert data.test_y.tolist() == halves[-1][KEYS[name]]
     assert data.train_x.dtype == torch.uint8
     assert data.num_classes == CLASSES[name]
-    assert data.mean == data.std == (0.5, 0.5, 0.5)
+    ends = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 1, 1)
+    assert data.inputs(ends, torch.float64).flatten().tolist() == [-1, -1, -1, 1, 1, 1]
 
 
 def error_of(name, root):
@@ -127,7 +128,7 @@ def test_missing_files_are_named_with_all_ways_out(tmp_path, name):
 def test_one_missing_file_is_named(tmp_path, name):
     folder = write(tmp_path, name)
     (folder / TEST[name]).unlink()
-    assert f"of which {TEST[name]} are missing" in error_of(name, tmp_path)
+    assert f"(missing: {TEST[name]})" in error_of(name, tmp_path)
 
 
 @pytest.mark.parametrize("length", [0, 5, 100, 5000, -1])

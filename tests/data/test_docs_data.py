@@ -10,8 +10,9 @@ from fl_lightning.commands import run
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "extending.md"
 SECTION = PAGE.read_text().partition("\n## Your own data\n")[2].partition("\n## ")[0]
-SCRIPTS = re.findall(r"^(?:    |```python\n)# (\w+\.py)\n(.*?)(?=^    fl-lightning|^```$)", SECTION, re.MULTILINE | re.DOTALL)
-COMMANDS = re.findall(r"^    fl-lightning (run .*?[^\\])\n", SECTION, re.MULTILINE | re.DOTALL)
+LINES = re.MULTILINE | re.DOTALL
+SCRIPTS = re.findall(r"^(?:    |```python\n)# (\w+\.py)\n(.*?)(?=^    fl-lightning|^```$)", SECTION, LINES)
+COMMANDS = re.findall(r"^    fl-lightning (run .*?[^\\])\n", SECTION, LINES)
 
 
 def test_the_section_has_what_it_should():

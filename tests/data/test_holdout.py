@@ -1,73 +1,53 @@
 """The server's share of the training set: balanced, apart from all clients, and nothing lost."""
 
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from fl_lightning.data.partition import Kind, Split, held_out, partition, subset_indices
 from fl_lightning.errors import UserError
 from fl_lightning.streams import numpy_generator
+from tests.data.splits import KINDS, Problem, labels_of_any_problem, problems, seeds
 
-KINDS = get_args(Kind)
 LABELS = torch.arange(10).repeat(60)[torch.randperm(600, generator=torch.Generator().manual_seed(0))]
 
-labels_of_any_problem = st.lists(st.integers(0, 12), min_size=1, max_size=120).map(torch.tensor)
-seeds = st.integers(0, 2**40)
-shares = st.one_of(st.just(0.0), st.floats(0.0, 0.999))
 
-
-@st.composite
-def problems(draw: st.DrawFn) -> tuple[Tensor, Split]:
-    """Any labels, with any holdout and as many clients as the rest allows."""
-    labels = draw(labels_of_any_problem)
-    subset = draw(st.sampled_from([1.0, 0.5, 0.1]))
-    size = len(subset_indices(labels, subset))
-    holdout = draw(shares.filter(lambda share: round(share * size) < size))
-    left = size - round(holdout * size)
-    clients = draw(st.integers(1, left))
-    per_client = draw(st.integers(1, left // clients))
-    kind = draw(st.sampled_from(KINDS))
-    return labels, Split(clients, kind, draw(st.sampled_from([0.01, 1.0, 100.0])), per_client, subset, holdout)
-
-
-@given(problems(), seeds)
+@given(problems(holdout=True))
 @settings(max_examples=100, deadline=None)
-def test_server_and_clients_together_hold_the_subset_exactly_once(problem: tuple[Tensor, Split], seed: int) -> None:
-    labels, split = problem
-    spared, parts = held_out(labels, split, seed), partition(labels, split, seed)
+def test_server_and_clients_together_hold_the_subset_exactly_once(problem: Problem) -> None:
+    labels, split, seed, owners = problem
+    spared, parts = held_out(labels, split, seed), partition(labels, split, seed, owners)
     assert len(parts) == split.clients
     assert torch.equal(torch.cat([spared, *parts]).sort().values, subset_indices(labels, split.subset))
 
 
-@given(problems(), seeds)
+@given(problems(holdout=True))
 @settings(max_examples=60, deadline=None)
-def test_no_client_holds_a_sample_of_the_server(problem: tuple[Tensor, Split], seed: int) -> None:
-    labels, split = problem
+def test_no_client_holds_a_sample_of_the_server(problem: Problem) -> None:
+    labels, split, seed, owners = problem
     spared = set(held_out(labels, split, seed).tolist())
-    assert all(spared.isdisjoint(part.tolist()) for part in partition(labels, split, seed))
+    assert all(spared.isdisjoint(part.tolist()) for part in partition(labels, split, seed, owners))
 
 
-@given(problems(), seeds)
+@given(problems(holdout=True))
 @settings(max_examples=60, deadline=None)
-def test_the_size_is_the_share_of_the_subset(problem: tuple[Tensor, Split], seed: int) -> None:
-    labels, split = problem
+def test_the_size_is_the_share_of_the_subset(problem: Problem) -> None:
+    labels, split, seed, _ = problem
     spared = held_out(labels, split, seed)
     assert len(spared) == round(split.holdout * len(subset_indices(labels, split.subset)))
     assert spared.dtype == torch.int64
     assert torch.equal(spared, spared.unique())  # increasing, nothing twice
 
 
-@given(problems(), seeds)
+@given(problems(holdout=True))
 @settings(max_examples=100, deadline=None)
-def test_classes_are_balanced_as_far_as_their_supply_allows(problem: tuple[Tensor, Split], seed: int) -> None:
+def test_classes_are_balanced_as_far_as_their_supply_allows(problem: Problem) -> None:
     """A class may have fewer than another only if the difference is one, or if it is used up."""
-    labels, split = problem
+    labels, split, seed, _ = problem
     supply = labels[subset_indices(labels, split.subset)].bincount(minlength=13)
     taken = labels[held_out(labels, split, seed)].bincount(minlength=13)
     assert (taken <= supply).all()
@@ -94,10 +74,10 @@ def test_the_odd_sample_falls_to_any_class() -> None:
     assert set(favoured) == set(range(10))
 
 
-@given(problems(), seeds)
+@given(problems(holdout=True))
 @settings(max_examples=100, deadline=None)
-def test_the_same_seed_holds_out_the_same_samples(problem: tuple[Tensor, Split], seed: int) -> None:
-    labels, split = problem
+def test_the_same_seed_holds_out_the_same_samples(problem: Problem) -> None:
+    labels, split, seed, _ = problem
     np.random.seed(1)
     first = held_out(labels, split, seed)
     np.random.seed(2)
@@ -126,28 +106,29 @@ def test_how_clients_share_has_no_say(kind: Kind) -> None:
     assert torch.equal(held_out(LABELS, other, seed=3), expected)
 
 
-@given(problems(), seeds)
+@given(problems(holdout=True))
 @settings(max_examples=100, deadline=None)
-def test_no_holdout_is_empty_and_leaves_the_partition(problem: tuple[Tensor, Split], seed: int) -> None:
-    labels, split = problem
+def test_no_holdout_is_empty_and_leaves_the_partition(problem: Problem) -> None:
+    labels, split, seed, _ = problem
     everything = replace(split, holdout=0.0)
     none = held_out(labels, everything, seed)
     assert none.shape == (0,)
     assert none.dtype == torch.int64
-    parts = partition(labels, everything, seed)
+    parts = partition(labels, replace(everything, partition="iid"), seed)
     assert torch.equal(torch.cat(parts).sort().values, subset_indices(labels, split.subset))
 
 
-@given(problems(), seeds)
+@given(problems(holdout=True))
 @settings(max_examples=60, deadline=None)
-def test_the_rest_is_partitioned_as_if_it_were_everything(problem: tuple[Tensor, Split], seed: int) -> None:
+def test_the_rest_is_partitioned_as_if_it_were_everything(problem: Problem) -> None:
     """Drawing the holdout does not disturb the draw of the partition."""
-    labels, split = problem
+    labels, split, seed, owners = problem
     spared = held_out(labels, split, seed)
     chosen = subset_indices(labels, split.subset)
     rest = chosen[~torch.isin(chosen, spared)]
-    expected = partition(labels[rest], replace(split, subset=1.0, holdout=0.0), seed)
-    for part, positions in zip(partition(labels, split, seed), expected, strict=True):
+    owned = None if owners is None else owners[rest]
+    expected = partition(labels[rest], replace(split, subset=1.0, holdout=0.0), seed, owned)
+    for part, positions in zip(partition(labels, split, seed, owners), expected, strict=True):
         assert torch.equal(part, rest[positions])
 
 

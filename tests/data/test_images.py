@@ -54,6 +54,12 @@ def test_train_and_test(folder):
     assert data.num_classes == 2
 
 
+def test_pixels_are_where_they_were(folder):
+    picture = np.random.default_rng(0).integers(256, size=(6, 8, 3), dtype=np.uint8)
+    Image.fromarray(picture).save(folder / "train" / "cat" / "0.png")
+    assert np.array_equal(load(folder).train_x[0].numpy(), picture.transpose(2, 0, 1))
+
+
 def test_classes_alone_with_a_test_share(folder):
     data = load(folder / "train", test_share=0.3)
     assert data.test_y.tolist() == [0, 1]

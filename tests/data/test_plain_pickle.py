@@ -65,7 +65,7 @@ def test_code_is_refused_and_not_run(tmp_path, protocol):
         np.array([print, 1], dtype=object),
         np.array(["text"]),
         np.dtype([("a", "u1")]),
-        np.ndarray,
+        Calls(np.ndarray, 3),
         Calls(np.load, "file"),
         Calls(eval, "1"),
         Calls(bytes, 10),
@@ -75,7 +75,13 @@ def test_code_is_refused_and_not_run(tmp_path, protocol):
 )
 def test_more_than_plain_arrays_is_refused(value):
     with pytest.raises(RefusedError):
-        plain_pickle.loads(pickle.dumps([value, Calls(np.ndarray, 3)]))
+        plain_pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("array", [np.array(["text"]), np.array([b"ab"]), np.array([None])], ids=lambda a: a.dtype.kind)
+def test_arrays_of_something_else_are_refused(array):
+    with pytest.raises(RefusedError, match=r"it holds an array of .*, not of numbers"):
+        plain_pickle.loads(pickle.dumps(array))
 
 
 @pytest.mark.parametrize("length", [0, 1, 10, 60, -1])

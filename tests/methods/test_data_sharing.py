@@ -265,7 +265,8 @@ def test_held_out_data_like_the_population_shrink_the_label_distance_exactly():
 def test_traffic_of_the_rounds_is_that_of_fedavg_and_the_samples_are_counted_once(pixels):
     case = ragged()
     if pixels == "bytes":
-        dataset = replace(case.dataset, train_x=(case.dataset.train_x * 20 + 128).clamp(0, 255).to(torch.uint8))
+        both = {name: getattr(case.dataset, name) * 20 + 128 for name in ("train_x", "test_x")}
+        dataset = replace(case.dataset, **{name: x.clamp(0, 255).to(torch.uint8) for name, x in both.items()})
         case = case._replace(dataset=dataset)
     size = case.task().num_params
     method = DataSharing(warmup_epochs=2)

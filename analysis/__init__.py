@@ -1,0 +1,1 @@
+"""From runs to the figures, tables and statements of a paper."""

@@ -1,0 +1,184 @@
+"""Final accuracy over conditions and hyperparameters.
+
+Values stand at equal distances along x, each with its label: the paper's grids are neither linear nor logarithmic.
+A gap in a line is a value without result; a cross at the bottom one where every setting diverged.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis import contests, style
+from analysis.runs import DISPLAY
+from analysis.style import Picture
+
+LEARNING = ("training.lr", "training.epochs", "training.batch_size")
+LABELS = {
+    "training.lr": "learning rate lr",
+    "training.epochs": "local epochs E",
+    "training.batch_size": "batch size B",
+    "data.alpha": "Dirichlet α (small: heterogeneous)",
+}
+NAMES = {"GA": "GA: server's model (%)", "LA": "LA: clients' models (%)"}
+
+
+def best_for_alpha_and_clients(runs: pd.DataFrame) -> Picture:
+    """Best GA for each alpha and N: colour is N; the first case (FedAvg) is solid, the next (FOLA) dashed."""
+    if problem := _lacking(runs, "data.alpha"):
+        return style.empty(problem)
+    runs, remarks = contests.largest(runs, ("data.alpha", "data.clients"))
+    best = contests.best_of_grid(runs, "GA", ["data.alpha", "data.clients"])
+    alphas, numbers = _values(best, "data.alpha"), _values(best, "data.clients")
+    cases = sorted(best["case"].unique(), key=lambda case: (case != "FedAvg", case != "FOLA"))
+    colours, dashes = dict(zip(numbers, style.sequence(len(numbers)), strict=True)), style.dashes(cases)
+    figure, (panel,) = style.picture()
+    for number in numbers:
+        for case in cases:
+            mine = best.loc[best["case"].eq(case) & best["data.clients"].eq(number)]
+            _line(panel, mine, "data.alpha", alphas, colours[number], dashes[case], "o")
+    _x_axis(panel, "data.alpha", alphas)
+    panel.set_ylabel("best GA (%)")
+    style.legend(
+        figure,
+        [(case, {"linestyle": dash}) for case, dash in dashes.items()],
+        [(f"N = {contests.shown(number)}", {"color": colour}) for number, colour in colours.items()],
+    )
+    return _finish(figure, best, runs, remarks, "after " + _rounds(runs))
+
+
+def best_for_alpha(runs: pd.DataFrame) -> Picture:
+    """Best accuracy of every case for each alpha."""
+    if problem := _lacking(runs, "data.alpha"):
+        return style.empty(problem)
+    runs, remarks = contests.largest(runs, ("data.alpha",))
+    best = contests.best_of_grid(runs, "GA", ["data.alpha"])
+    alphas = _values(best, "data.alpha")
+    figure, (panel,) = style.picture()
+    looks = _looks(best)
+    for case, look in looks.items():
+        _line(panel, best.loc[best["case"].eq(case)], "data.alpha", alphas, look.colour, "solid", look.marker)
+    _x_axis(panel, "data.alpha", alphas)
+    panel.set_ylabel("best GA (%)")
+    style.legend(figure, _case_entries(looks))
+    return _finish(figure, best, runs, remarks, "after " + _rounds(runs))
+
+
+def over_hyperparameters(runs: pd.DataFrame, keys: Sequence[str] = LEARNING) -> Picture:
+    """GA over lr, E and B, each with the others at their best; colour is the case, dash alpha."""
+    varied = [key for key in keys if key in runs and runs[key].nunique() > 1]
+    if not varied:
+        return style.empty(f"all runs have the same {', '.join(map(contests.symbol, keys))}")
+    runs, remarks = contests.largest(runs, ("data.alpha",))
+    alphas = _values(runs, "data.alpha")
+    dashes = style.dashes(alphas)
+    figure, panels = style.picture(len(varied), height=1.9)
+    tables = []
+    for panel, key in zip(panels, varied, strict=True):
+        best = contests.best_of_grid(runs, "GA", ["data.alpha", key])
+        looks, values = _looks(best), _values(runs, key)
+        for alpha in alphas:
+            for case, look in looks.items():
+                mine = best.loc[best["case"].eq(case) & best["data.alpha"].eq(alpha)]
+                _line(panel, mine, key, values, look.colour, dashes[alpha], look.marker)
+        _x_axis(panel, key, values)
+        panel.set_ylabel("GA (%)")
+        tables.append(best)
+    alpha_entries = [(f"α = {contests.shown(alpha)}", {"linestyle": dash}) for alpha, dash in dashes.items()]
+    style.legend(figure, _case_entries(looks), alpha_entries if len(alphas) > 1 else [])
+    others = "the others at their best; " if len(varied) > 1 else ""
+    return _finish(figure, pd.concat(tables), runs, remarks, others + "after " + _rounds(runs))
+
+
+def over_epochs(runs: pd.DataFrame, key: str = "training.epochs") -> Picture:
+    """GA and LA over the local epochs E; colour is the case, dash the strength lambda of its prior."""
+    if problem := _lacking(runs, key):
+        return style.empty(problem)
+    runs, remarks = contests.largest(runs)
+    values, strengths = _values(runs, key), _values(runs, "method.strength")
+    dashes = style.dashes([None, *strengths] if len(strengths) > 1 else [None])
+    figure, panels = style.picture(2, sharex=True)
+    # By GA, also for LA: one setting cannot be good in one panel and bad in the other.
+    keys = [key, "method.strength"] if "method.strength" in runs else [key]
+    best = contests.best_of_grid(runs, "GA", keys)
+    looks = _looks(best)
+    for panel, metric in zip(panels, ("GA", "LA"), strict=True):
+        measured = _measured(best, runs, metric)
+        for case, look in looks.items():
+            of_case = measured.loc[measured["case"].eq(case)]
+            groups = contests.groups(of_case, ["method.strength"] if "method.strength" in of_case else [])
+            for mine in groups:
+                strength = mine["method.strength"].iloc[0] if "method.strength" in mine else None
+                dash = dashes.get(strength, dashes[None])
+                _line(panel, mine, key, values, look.colour, dash, look.marker)
+        panel.set_ylabel(NAMES[metric])
+    _x_axis(panels[-1], key, values)
+    strength_entries = [(f"λ = {contests.shown(s)}", {"linestyle": d}) for s, d in dashes.items() if s is not None]
+    style.legend(figure, _case_entries(looks), strength_entries)
+    return _finish(figure, best, runs, remarks, "after " + _rounds(runs))
+
+
+def _measured(best: pd.DataFrame, runs: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The chosen settings with another metric of the same runs."""
+    from analysis.statistics import mean_interval
+
+    table = runs.set_index("run_id")[metric]
+    intervals = [mean_interval(table.reindex(list(ids)).to_numpy()) for ids in best["run_ids"]]
+    return best.assign(**{name: [getattr(i, name) for i in intervals] for name in ("mean", "low", "high", "n")})
+
+
+def _line(panel: Axes, best: pd.DataFrame, key: str, values: Sequence[Any], colour: str, dash: Any, marker: str) -> None:
+    """Means with their intervals; NaN, which breaks the line, where there is none."""
+    rows = best.drop_duplicates(key).set_index(key).reindex(values)
+    x = np.arange(len(values))
+    mean, low, high = (100 * rows[name].to_numpy(dtype=float) for name in ("mean", "low", "high"))
+    panel.plot(x, mean, color=colour, linestyle=dash, marker=marker, ms=3.2, lw=1.3)
+    if np.nanmax(rows["n"].to_numpy(dtype=float), initial=0) > 1:
+        panel.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+    died = x[(rows["n"].to_numpy(dtype=float) == 0) & (rows["diverged"].to_numpy(dtype=float) > 0)]
+    if len(died):
+        ground = panel.get_xaxis_transform()
+        panel.plot(died, np.full(len(died), 0.03), "x", color=colour, transform=ground, clip_on=False, ms=4)
+
+
+def _x_axis(panel: Axes, key: str, values: Sequence[Any]) -> None:
+    panel.set_xticks(range(len(values)), [contests.shown(value) for value in values])
+    panel.set_xlim(-0.3, len(values) - 0.7)
+    panel.set_xlabel(LABELS.get(key, contests.symbol(key)))
+
+
+def _values(table: pd.DataFrame, key: str) -> list[Any]:
+    return sorted(table[key].dropna().unique()) if key in table else []
+
+
+def _lacking(runs: pd.DataFrame, key: str) -> str:
+    if not len(runs):
+        return "there are no runs"
+    if key not in runs or runs[key].nunique() < 2:
+        return f"all runs have the same {contests.symbol(key)}"
+    return "" if runs["ended"].any() or runs["status"].eq("diverged").any() else "no run has ended"
+
+
+def _looks(best: pd.DataFrame) -> dict[str, style.Look]:
+    methods = {case: DISPLAY.get(m, m) for case, m in zip(best["case"], best["method"], strict=True)}
+    return style.looks(list(dict.fromkeys(best["case"])), methods)
+
+
+def _case_entries(looks: Mapping[str, style.Look]) -> list[tuple[str, dict[str, Any]]]:
+    return [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
+
+
+def _rounds(runs: pd.DataFrame) -> str:
+    numbers = sorted(runs["federation.rounds"].unique())
+    return " or ".join(contests.shown(number) for number in numbers) + (" round" if numbers == [1] else " rounds")
+
+
+def _finish(figure: Picture, best: pd.DataFrame, runs: pd.DataFrame, remarks: Sequence[str], basis: str) -> Picture:
+    tried = sorted(set(best["tried"]))
+    settings = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[-1]}"
+    choice = f"; best of {settings} settings" if tried[-1] > 1 else ""
+    style.headline(figure, f"{basis}; {style.seeds([int(n) for n in best['n']])}{choice}")
+    figure.remarks = [*runs.attrs.get("remarks", ()), *remarks, *contests.budget_remarks(best)]
+    return figure

@@ -1,0 +1,246 @@
+"""Accuracy over rounds, bytes and seconds.
+
+A line is the mean over seeds of the best setting of a case, its band the confidence interval, or with fewer than five
+seeds their range. Runs that diverged or have not ended are thin lines of their own, with a cross or a ring at the end.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis import contests, style
+from analysis.runs import DISPLAY
+from analysis.statistics import Band, mean_band
+from analysis.style import Look, Picture
+
+AXIS_NAMES = {"GA": "GA: server's model (%)", "LA": "LA: clients' models (%)"}
+# More curves of runs that are no results would hide the others.
+MAX_LOOSE = 10
+
+
+class Line(NamedTuple):
+    """The runs behind one line.
+
+    Attributes:
+        case: Whose.
+        value: Of the setting that the dash shows.
+        results: Rounds of the runs that ended.
+        loose: Rounds of runs that did not, or diverged.
+    """
+
+    case: str
+    value: Any
+    results: pd.DataFrame
+    loose: pd.DataFrame
+
+
+def learning_curves(rounds: pd.DataFrame, by: str | None = None, metrics: Sequence[str] = ("GA", "LA")) -> Picture:
+    """GA and LA over the rounds; colour is the case, dash the value of one setting.
+
+    Args:
+        rounds: From `runs.rounds`.
+        by: The setting that the dash shows; by default a condition that varies, if one does.
+        metrics: One panel each.
+    """
+    return _draw(rounds, by, metrics, _rounds_axis)
+
+
+def curves_by_clients(rounds: pd.DataFrame) -> Picture:
+    """Learning curves for several numbers of clients N."""
+    return _draw(rounds, "data.clients", ("GA",), _rounds_axis)
+
+
+def curves_by_alpha(rounds: pd.DataFrame) -> Picture:
+    """Learning curves for several degrees of heterogeneity alpha, at the best setting of each."""
+    return _draw(rounds, "data.alpha", ("GA",), _rounds_axis)
+
+
+def online_against_offline(rounds: pd.DataFrame) -> Picture:
+    """FOLA's online Fisher against the offline one."""
+    return _draw(rounds, None, ("GA", "LA"), _rounds_axis)
+
+
+def prior_and_product(rounds: pd.DataFrame) -> Picture:
+    """Product or average, each with and without the prior loss: dash is the strength lambda."""
+    return _draw(rounds, "method.strength", ("GA", "LA"), _rounds_axis)
+
+
+def against_bytes(rounds: pd.DataFrame, by: str | None = None, metrics: Sequence[str] = ("GA",)) -> Picture:
+    """Accuracy over what was sent in both directions by all clients: who sends twice as much arrives at half the x."""
+    return _draw(rounds, by, metrics, _bytes_axis)
+
+
+def against_seconds(rounds: pd.DataFrame, by: str | None = None, metrics: Sequence[str] = ("GA",)) -> Picture:
+    """Accuracy over the time of training and aggregation, without evaluation; on a busy machine time says little."""
+    return _draw(rounds, by, metrics, _seconds_axis)
+
+
+class Axis(NamedTuple):
+    """What runs along x.
+
+    Attributes:
+        values: x of every row of a table of rounds.
+        label: With its unit.
+        whole: Whether only whole numbers make sense.
+    """
+
+    values: "pd.Series[float]"
+    label: str
+    whole: bool = False
+
+
+def _rounds_axis(rounds: pd.DataFrame) -> Axis:
+    return Axis(rounds["round"].astype(float), "round", whole=True)
+
+
+def _bytes_axis(rounds: pd.DataFrame) -> Axis:
+    total = (rounds["bytes_down"] + rounds["bytes_up"]).groupby(rounds["run_id"]).cumsum()
+    scale, unit = next((s, u) for s, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")) if total.max() >= s)
+    return Axis(total / scale, f"sent by server and clients together ({unit})")
+
+
+def _seconds_axis(rounds: pd.DataFrame) -> Axis:
+    seconds = (rounds["seconds_local"] + rounds["seconds_server"]).groupby(rounds["run_id"]).cumsum()
+    return Axis(seconds, "training and aggregation (s)")
+
+
+def _draw(
+    rounds: pd.DataFrame, by: str | None, metrics: Sequence[str], axis_of: Callable[[pd.DataFrame], Axis]
+) -> Picture:
+    if not len(rounds):
+        return style.empty("no round has been measured yet")
+    lacking = [metric for metric in metrics if metric not in rounds or rounds[metric].isna().all()]
+    if lacking:
+        return style.empty(f"no run has measured {', '.join(lacking)}")
+    if axis_of is _bytes_axis and "bytes_down" not in rounds:
+        return style.empty("no run has counted bytes")
+    by = by or _dash_setting(rounds)
+    rounds, remarks = contests.largest(rounds, [by] if by else [])
+    if axis_of is _bytes_axis:
+        rounds, silent = _without_silent(rounds)
+        remarks += silent
+        if not len(rounds):
+            return style.empty("these methods send nothing")
+    axis = axis_of(rounds)
+    rounds = rounds.assign(x=axis.values)
+    lines, best = _lines(rounds, by, metrics[0])
+    values = list(dict.fromkeys(line.value for line in lines))
+    values = sorted(values, key=_order)
+    cases = list(dict.fromkeys(line.case for line in lines))
+    methods = {line.case: DISPLAY.get(m, m) for line in lines for m in _all(line)["method"].iloc[:1]}
+    looks, dashes = style.looks(cases, methods), style.dashes(values)
+    figure, panels = style.picture(len(metrics), sharex=True)
+    longest = rounds["round"].max()
+    bands: list[Band] = []
+    for panel, metric in zip(panels, metrics, strict=True):
+        for line in lines:
+            bands += _curve(panel, line, metric, looks[line.case], dashes[line.value], longest)
+        panel.set_ylabel(AXIS_NAMES.get(metric, metric))
+    panels[-1].set_xlabel(axis.label)
+    if axis.whole:
+        style.whole_numbers(panels[-1])
+    entries = [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
+    settings = []
+    if len(values) > 1 and by is not None:
+        settings = [
+            (f"{contests.symbol(by)} = {contests.shown(value)}", {"linestyle": dash}) for value, dash in dashes.items()
+        ]
+    style.legend(figure, entries, settings)
+    loose = _loose_remarks(lines)
+    style.headline(figure, _basis(bands, best, metrics[0]) + ("; " + "; ".join(loose) if loose else ""))
+    figure.remarks = [*rounds.attrs.get("remarks", ()), *remarks, *contests.budget_remarks(best), *loose]
+    return figure
+
+
+def _without_silent(rounds: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Training in one place sends nothing, and has no place on an axis of bytes."""
+    sent = (rounds["bytes_down"] + rounds["bytes_up"]).groupby(rounds["case"]).transform("sum")
+    silent = list(rounds.loc[sent.eq(0), "case"].unique())
+    kept = rounds.loc[sent.gt(0)]
+    kept.attrs.update(rounds.attrs)
+    return kept, [f"{', '.join(silent)} sends nothing and is not shown"] if silent else []
+
+
+def _dash_setting(rounds: pd.DataFrame) -> str | None:
+    candidates = [key for key in contests.conditions(rounds) if key != "federation.rounds"]
+    return next((key for key in ("data.alpha", "data.clients") if key in candidates), next(iter(candidates), None))
+
+
+def finals(rounds: pd.DataFrame) -> pd.DataFrame:
+    """The last round of every run."""
+    last = rounds.sort_values("round").drop_duplicates("run_id", keep="last").sort_index()
+    last.attrs.update(rounds.attrs)
+    return last
+
+
+def _lines(rounds: pd.DataFrame, by: str | None, metric: str) -> tuple[list[Line], pd.DataFrame]:
+    table = finals(rounds)
+    keys = [by] if by is not None and by in rounds else []
+    best = contests.best_of_grid(table, metric, keys)
+    settings = [key for key in contests.tuned(table) if key not in keys]
+    lines = []
+    for _, row in best.iterrows():
+        mine = table.loc[table["case"].eq(row["case"])]
+        for key in (*keys, *(settings if row["run_ids"] else ())):
+            same = mine[key].isna() if row[key] is None or row[key] != row[key] else mine[key].eq(row[key])
+            mine = mine.loc[same]
+        loose = mine.loc[~mine["run_id"].isin(row["run_ids"]), "run_id"].iloc[:MAX_LOOSE]
+        lines.append(
+            Line(
+                row["case"],
+                row[keys[0]] if keys else None,
+                rounds.loc[rounds["run_id"].isin(row["run_ids"])],
+                rounds.loc[rounds["run_id"].isin(loose)],
+            )
+        )
+    return lines, best
+
+
+def _curve(panel: Axes, line: Line, metric: str, look: Look, dash: Any, longest: int) -> Iterator[Band]:
+    every = max(1, round(longest / 8))
+    if len(line.results):
+        wide = line.results.pivot(index="run_id", columns="round", values=metric)
+        wide = wide[wide.columns[wide.notna().all()]]  # a study may stop some seeds earlier than others
+        x = line.results.groupby("round")["x"].mean().reindex(wide.columns)
+        band = mean_band(100 * wide.to_numpy())
+        marks = {"marker": look.marker, "ms": 3.2, "markevery": every}
+        panel.plot(x, band.mean, color=look.colour, linestyle=dash, lw=1.3, **marks)
+        if band.n > 1:
+            panel.fill_between(x, band.low, band.high, color=look.colour, alpha=0.16, linewidth=0)
+        yield band
+    for _, run in line.loose.groupby("run_id"):
+        panel.plot(run["x"], 100 * run[metric], color=look.colour, linestyle=dash, lw=0.7, alpha=0.7)
+        died = run["status"].iloc[0] == "diverged"
+        face = look.colour if died else style.paper()
+        panel.plot(run["x"].iloc[-1:], 100 * run[metric].iloc[-1:], "X" if died else "o", color=look.colour, mfc=face)
+
+
+def _loose_remarks(lines: Sequence[Line]) -> list[str]:
+    loose = pd.concat([line.loose for line in lines]).drop_duplicates("run_id") if lines else pd.DataFrame()
+    if not len(loose):
+        return []
+    died = int(loose["status"].eq("diverged").sum())
+    rest = len(loose) - died
+    words = [f"{died} diverged (thin, to the cross)"] if died else []
+    return [", ".join([*words, *([f"{rest} not ended (thin, to the ring)"] if rest else [])])]
+
+
+def _basis(bands: Sequence[Band], best: pd.DataFrame, metric: str) -> str:
+    """How many seeds, and what was chosen."""
+    text = style.seeds([band.n for band in bands])
+    tried = sorted(set(best["tried"]))
+    if tried[-1] > 1:
+        settings = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[0]}"
+        text += f"; best of {settings} settings by final {metric}"
+    return text
+
+
+def _all(line: Line) -> pd.DataFrame:
+    return line.results if len(line.results) else line.loose
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    return isinstance(value, str), value if value is not None else 0

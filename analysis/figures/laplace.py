@@ -1,0 +1,179 @@
+"""The study of curvatures: full matrix, eigenvalues, diagonal, each online and offline, beside the plain average.
+
+Colour is the form of the curvature, dash whether it was taken along the path (online) or at its end (offline).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
+
+from analysis import contests, style
+from analysis.statistics import mean_band
+from analysis.style import Picture
+
+# The diagonal is FOLA itself and keeps its colour; the plain average is FedAvg's.
+FORMS: Mapping[str, tuple[str, str]] = {
+    "full": ("full matrix", "FedCurv"),
+    "e_full": ("eigenvalues (e-full)", "SCAFFOLD"),
+    "diagonal": ("diagonal Fisher", "FOLA"),
+    "none": ("average (FedAvg)", "FedAvg"),
+}
+STYLES = {"online": style.DASHES[0], "offline": style.DASHES[1], "none": style.DASHES[0]}
+AXIS_NAMES = {"GA": "GA: server's model (%)", "LA": "LA: clients' models (%)"}
+
+
+class Kind(NamedTuple):
+    """A form of curvature and how it is evaluated."""
+
+    form: str
+    evaluation: str
+
+
+def curvatures(rounds: pd.DataFrame) -> Picture:
+    """GA and LA of all curvatures over the rounds."""
+    return _over_rounds(rounds, {"GA": AXIS_NAMES["GA"], "LA": AXIS_NAMES["LA"]}, 100)
+
+
+def cosine_of_precisions(rounds: pd.DataFrame) -> Picture:
+    """How alike the clients' precisions are: after the paper's min-max normalisation, and as they are."""
+    names = {"precision_cosine_minmax": "cosine, min-max (paper)", "precision_cosine": "cosine, raw"}
+    if not any(name in rounds and rounds[name].notna().any() for name in names):
+        return style.empty("no run has measured the cosine between its clients' precisions; FOLA does")
+    return _over_rounds(rounds, names, 1)
+
+
+def ridge_curves(ridges: pd.DataFrame) -> Picture:
+    """Test accuracy along the ridge between two clients, one panel for each round that was probed.
+
+    Args:
+        ridges: From `Runs.ridges`: the columns of the runs, `round`, `share` (pi_1), `accuracy`, and `path`, which is
+            `ridge` or `line` (the straight line of FedAvg).
+    """
+    if not len(ridges):
+        return style.empty("no run has probed the ridge; set probe.ridge_rounds, as the study laplace does")
+    probed = sorted(ridges["round"].unique())
+    figure, panels = style.picture(len(probed), sharex=True, height=2.1)
+    shown: dict[Kind, Any] = {}
+    numbers: set[int] = set()
+    for panel, number in zip(panels, probed, strict=True):
+        now = ridges.loc[ridges["round"].eq(number)]
+        for kind, mine in _kinds(now):
+            path = "line" if kind.form == "none" else "ridge"
+            wide = mine.loc[mine["path"].eq(path)].pivot(index="run_id", columns="share", values="accuracy")
+            if len(wide):
+                shown[kind] = None
+                numbers.add(len(wide))
+                _curve(panel, wide.columns.to_numpy(), 100 * wide.to_numpy(), kind)
+        panel.set_ylabel(f"accuracy (%), round {number}")
+    panels[-1].set_xlabel("share $π_1$ of client 1 (0: client 2's model, 1: client 1's)")
+    _legend(figure, list(shown))
+    style.headline(figure, style.seeds(sorted(numbers)))
+    figure.remarks = list(ridges.attrs.get("remarks", ()))
+    return figure
+
+
+def precision_matrix(matrix: ArrayLike, name: str = "") -> Picture:
+    """The precision of one client, from 0 (its smallest entry) to 1 (its largest); a diagonal is drawn as a curve.
+
+    Args:
+        matrix: Rows and columns of the first parameters, or only their diagonal.
+        name: Whose precision it is.
+    """
+    values = np.asarray(matrix, dtype=float)
+    if not values.size:
+        return style.empty("no run has kept a picture of its precision; set probe.ridge_rounds")
+    if values.ndim == 1:
+        figure, (panel,) = style.picture()
+        panel.plot(values, color=style.looks(["FOLA"], {})["FOLA"].colour, lw=0.6)
+        panel.set(xlabel="parameter", ylabel="normalised precision")
+        style.headline(figure, name)
+        return figure
+    figure, (panel,) = style.picture(height=2.9)
+    panel.grid(visible=False)
+    # Most entries are tiny: the ends of the colours are where 98 % of what differs from the usual entry lies.
+    usual = float(np.median(values))
+    reach = float(np.quantile(np.abs(values - usual), 0.98)) or 1.0
+    cells = panel.imshow(
+        values, cmap="RdBu_r", vmin=usual - reach, vmax=usual + reach, interpolation="nearest", rasterized=True
+    )
+    panel.set(xlabel="parameter", ylabel="parameter")
+    bar = figure.colorbar(cells, ax=panel, label="normalised precision", extend="both", shrink=0.9)
+    bar.ax.tick_params(labelsize=7, colors=style.faint(), labelcolor=style.ink())
+    bar.ax.yaxis.label.set(color=style.ink(), fontsize=8)
+    bar.ax.yaxis.get_offset_text().set(color=style.ink(), fontsize=7)
+    bar.outline.set_visible(False)
+    style.headline(figure, f"{name}; colours centred on the median entry, {usual:.3g}")
+    return figure
+
+
+def _over_rounds(rounds: pd.DataFrame, metrics: Mapping[str, str], scale: float) -> Picture:
+    if not len(rounds):
+        return style.empty("there are no runs")
+    measured = [metric for metric in metrics if metric in rounds]
+    rounds, remarks = contests.largest(rounds)
+    figure, panels = style.picture(len(measured), sharex=True)
+    shown: dict[Kind, Any] = {}
+    numbers: set[int] = set()
+    for panel, metric in zip(panels, measured, strict=True):
+        for kind, mine in _kinds(rounds.loc[rounds[metric].notna()]):
+            ended = mine.loc[mine["ended"]]
+            wide = ended.pivot(index="run_id", columns="round", values=metric)
+            wide = wide[wide.columns[wide.notna().all()]]
+            if wide.size:
+                shown[kind] = None
+                numbers.add(len(wide))
+                _curve(panel, wide.columns.to_numpy(), scale * wide.to_numpy(), kind)
+            for _, run in mine.loc[~mine["ended"]].groupby("run_id"):
+                shown[kind] = None
+                panel.plot(run["round"], scale * run[metric], color=_colour(kind), lw=0.6, alpha=0.7)
+                panel.plot(run["round"].iloc[-1:], scale * run[metric].iloc[-1:], "X", color=_colour(kind), ms=4)
+        panel.set_ylabel(metrics[metric])
+    panels[-1].set_xlabel("round")
+    style.whole_numbers(panels[-1])
+    _legend(figure, list(shown))
+    style.headline(figure, style.seeds(sorted(numbers)))
+    figure.remarks = [*rounds.attrs.get("remarks", ()), *remarks]
+    return figure
+
+
+def _kinds(table: pd.DataFrame) -> Iterator[tuple[Kind, pd.DataFrame]]:
+    """The runs of every curvature, in the order of `FORMS`; methods without one count as average."""
+    bayes = table["method"].eq("fola") & ~table.get("method.aggregation", pd.Series("", table.index)).eq("average")
+    form = table.get("method.curvature_form", pd.Series("diagonal", table.index)).where(bayes, "none").fillna("none")
+    evaluation = table.get("method.curvature", pd.Series("online", table.index)).where(bayes, "none").fillna("none")
+    for name in FORMS:
+        for way in STYLES:
+            mine = table.loc[form.eq(name) & evaluation.eq(way)]
+            if len(mine):
+                yield Kind(name, way), mine
+
+
+def _curve(panel: Axes, x: Any, values: Any, kind: Kind) -> None:
+    band = mean_band(values)
+    marker = style.METHODS[FORMS[kind.form][1]][2]
+    every = max(1, round(len(x) / 8))
+    panel.plot(
+        x, band.mean, color=_colour(kind), linestyle=STYLES[kind.evaluation], lw=1.2, marker=marker, ms=3, markevery=every
+    )
+    if band.n > 1:
+        panel.fill_between(x, band.low, band.high, color=_colour(kind), alpha=0.13, linewidth=0)
+
+
+def _colour(kind: Kind) -> str:
+    name = FORMS[kind.form][1]
+    return style.looks([name], {})[name].colour
+
+
+def _legend(figure: Picture, kinds: Sequence[Kind]) -> None:
+    forms = [form for form in FORMS if any(kind.form == form for kind in kinds)]
+    entries: list[tuple[str, Mapping[str, Any]]] = [
+        (FORMS[form][0], {"color": _colour(Kind(form, "none")), "marker": style.METHODS[FORMS[form][1]][2]})
+        for form in forms
+    ]
+    ways = [way for way in ("online", "offline") if any(kind.evaluation == way for kind in kinds)]
+    style.legend(figure, entries, [(way, {"linestyle": STYLES[way]}) for way in ways])
+

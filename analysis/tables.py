@@ -1,0 +1,311 @@
+"""Tables of the paper: numbers for CSV, text for LaTeX and HTML.
+
+Every function takes tables of `analysis.runs` and returns a DataFrame of numbers. Where a column `X` is followed by
+`X low` and `X high`, these are the ends of its 95 % interval, or with fewer than five runs their range; `readable`
+writes the former as [low, high] and the latter as (low to high).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import contests
+from analysis.runs import column
+from analysis.statistics import MIN_FOR_CORRELATION, MIN_FOR_INTERVAL, Correlation, Interval, correlation, mean_interval, paired
+from fl_lightning.errors import unknown
+
+NOTE = "[low, high]: 95 % bootstrap interval over seeds; (low to high): range of fewer than five runs, no interval."
+GREEK = {"α": r"$\alpha$", "λ": r"$\lambda$", "γ": r"$\gamma$", "ρ": r"$\rho$", "–": "--", "−": "$-$"}
+
+
+def accuracy_and_rounds(
+    runs: pd.DataFrame, rounds: pd.DataFrame, thresholds: Sequence[float] = (0.3, 0.4)
+) -> pd.DataFrame:
+    """The paper's table: GA, LA and the first round with GA at each threshold, at the best setting of every case.
+
+    Args:
+        runs: One row per run.
+        rounds: One row per run and round.
+        thresholds: Levels of GA.
+    """
+    best = contests.best_of_grid(runs)
+    keys, tuned = contests.conditions(runs), contests.tuned(runs)
+    rows = []
+    for _, row in best.iterrows():
+        mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
+        curves = rounds.loc[rounds["run_id"].isin(row["run_ids"])]
+        line = {contests.symbol(key): row[key] for key in keys}
+        line |= {"case": row["case"], "setting": contests.in_words({key: row[key] for key in tuned})}
+        for metric in ("GA", "LA"):
+            line |= _columns(f"{metric} (%)", mean_interval(100 * mine[metric].to_numpy()))
+        for threshold in thresholds:
+            first = curves.loc[curves["GA"].ge(threshold)].groupby("run_id")["round"].min()
+            line[f"rounds to {threshold:.0%}"] = first.mean() if len(first) else np.nan
+            line[f"reached {threshold:.0%}"] = len(first)
+        line |= {"n": row["n"], "settings tried": row["tried"], "diverged settings": row["diverged"]}
+        rows.append(line)
+    return pd.DataFrame(rows)
+
+
+def best_settings(runs: pd.DataFrame, metric: str = "GA") -> pd.DataFrame:
+    """The best setting of every case under all conditions, and what to expect of it on an equal budget."""
+    best = contests.best_of_grid(runs, metric)
+    tuned = contests.tuned(runs)
+    name = f"{metric} (%)"
+    rows = [
+        {
+            **{contests.symbol(key): row[key] for key in contests.conditions(runs)},
+            "case": row["case"],
+            **{contests.symbol(key): row[key] for key in tuned},
+            **_columns(name, _percent(Interval(row["mean"], row["low"], row["high"], row["n"]))),
+            "n": row["n"],
+            "settings tried": row["tried"],
+            "diverged settings": row["diverged"],
+            "incomplete settings": row["incomplete"],
+            "expected best of equal budget (%)": 100 * row["expected"],
+            "equal budget": row["budget"],
+        }
+        for _, row in best.iterrows()
+    ]
+    return pd.DataFrame(rows)
+
+
+def paired_comparison(
+    runs: pd.DataFrame, first: str | None = None, second: str | None = None, metric: str = "GA"
+) -> pd.DataFrame:
+    """One case against the others, each at its best setting, on pairs of runs with equal seed and partition.
+
+    Under several conditions the last row of each pair takes the mean over all of them for every seed: runs of one seed
+    under different conditions are not independent, seeds are.
+
+    Args:
+        runs: One row per run.
+        first: The case in question; by default FOLA, or the first one.
+        second: Its rival; by default every other case.
+        metric: What is large if good.
+    """
+    column(runs, metric)
+    cases = list(dict.fromkeys(runs["case"]))
+    for name in (first, second):
+        if name is not None and name not in cases:
+            raise unknown("case", name, cases)
+    reference = first or reference_case(runs)
+    rivals = [second] if second else [case for case in cases if case != reference]
+    runs = contests.final_stage(runs)
+    keys = contests.conditions(runs)
+    chosen = contests.chosen_runs(contests.best_of_grid(runs, metric), runs)
+    rows = []
+    for rival in rivals:
+        matched = _pairs(chosen, reference, rival, keys, metric)
+        for group in contests.groups(matched, keys):
+            conditions = {contests.symbol(key): group[key].iloc[0] for key in keys}
+            rows.append({**conditions, "case": reference, "against": rival, **_compared(group)})
+        if keys and matched["contest"].nunique() > 1:
+            whole = _over_conditions(matched)
+            rows.append({contests.symbol(keys[0]): "all", "case": reference, "against": rival, **_compared(whole)})
+    table = pd.DataFrame(rows)
+    if len(table):
+        table["p (Holm)"] = _holm(table["p"])
+    return table
+
+
+def correlations(runs: pd.DataFrame) -> pd.DataFrame:
+    """Pearson and Spearman: GA with LA under equal conditions, GA with AE and LA with LF over all of them."""
+    ended = contests.final_stage(runs.loc[runs["ended"]])
+    rows = []
+    for x, y in (("LA", "GA"), ("AE", "GA"), ("LF", "LA")):
+        if x not in ended or ended[x].notna().sum() == 0:
+            continue
+        keys = contests.conditions(ended) if x == "LA" else []
+        for contest in contests.groups(ended, keys):
+            where = {contests.symbol(key): contest[key].iloc[0] for key in keys}
+            groups = [(str(case), mine) for case, mine in contest.groupby("case", sort=False)]
+            several = [(case, mine) for case, mine in groups if len(mine) >= MIN_FOR_CORRELATION and len(groups) > 1]
+            rows += [
+                {"of": y, "with": x, **where, "case": name, **_correlated(correlation(table[x], table[y]))}
+                for name, table in [*several, ("all" if len(groups) > 1 else groups[0][0], contest)]
+            ]
+    return pd.DataFrame(rows)
+
+
+def costs(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
+    """What a round costs every case: bytes, seconds, gradients; and GA at the traffic that all of them reach."""
+    if "bytes_down" not in rounds:
+        return pd.DataFrame()
+    best = contests.best_of_grid(runs)
+    keys = contests.conditions(runs)
+    rows = []
+    for contest in contests.groups(best, keys):
+        ids = {run_id: row["case"] for _, row in contest.iterrows() for run_id in row["run_ids"]}
+        curves = rounds.loc[rounds["run_id"].isin(ids)].assign(sent=_traffic)
+        totals = curves.groupby(["seed", "run_id"])["sent"].max()
+        common = totals.loc[totals > 0].groupby("seed").min()
+        # A percent of grace: a method that sends one number more must not lose a round by it.
+        within = curves.loc[curves["sent"].le(1.01 * curves["seed"].map(common))]
+        for case, mine in curves.groupby(curves["run_id"].map(ids), sort=False):
+            sends = mine["sent"].max() > 0
+            reached = within.loc[within["run_id"].isin(mine["run_id"])].groupby("run_id")["GA"].last()
+            rows.append(
+                {
+                    **{contests.symbol(key): contest[key].iloc[0] for key in keys},
+                    "case": case,
+                    "MB per round": (mine["bytes_down"] + mine["bytes_up"]).mean() / 1e6,
+                    "seconds per round": (mine["seconds_local"] + mine["seconds_server"]).mean(),
+                    "gradients per round": mine["gradient_evaluations"].mean(),
+                    "GA (%) within common MB": 100 * reached.mean() if sends and len(reached) else np.nan,
+                    "common MB": common.mean() / 1e6,
+                    "n": mine["run_id"].nunique(),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def reference_case(runs: pd.DataFrame) -> str:
+    """The case that others are compared with: FOLA, else the first of method fola, else the first."""
+    cases = list(dict.fromkeys(runs["case"]))
+    own = [case for case in cases if (runs.loc[runs["case"].eq(case), "method"] == "fola").all()]
+    return "FOLA" if "FOLA" in cases else (own or cases)[0]
+
+
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """The table as text: intervals in one cell, numbers with the digits that mean something."""
+    ready: dict[str, list[str]] = {}
+    for name in map(str, table):
+        if name.endswith((" low", " high")) and name.rpartition(" ")[0] in table:
+            continue
+        if f"{name} low" in table:
+            numbers = table["n"] if "n" in table else pd.Series(MIN_FOR_INTERVAL, table.index)
+            cells = zip(table[name], table[f"{name} low"], table[f"{name} high"], numbers, strict=True)
+            ready[name] = [_with_ends(name, *cell) for cell in cells]
+        else:
+            ready[name] = [_cell(name, value) for value in table[name]]
+    return pd.DataFrame(ready)
+
+
+def latex(table: pd.DataFrame, caption: str = "") -> str:
+    """The readable table with booktabs' rules."""
+    text = readable(table).to_latex(index=False, escape=True, caption=caption or None, position="t" if caption else None)
+    for symbol, command in GREEK.items():
+        text = text.replace(symbol, command)
+    return text
+
+
+def html(table: pd.DataFrame) -> str:
+    """The readable table for a page; numbers stand at the right."""
+    text = readable(table)
+    return text.to_html(index=False, border=0, classes="numbers", justify="left")
+
+
+def save(table: pd.DataFrame, stem: Path, caption: str = "") -> list[Path]:
+    """Write CSV with all digits, and LaTeX."""
+    paths = [stem.with_suffix(".csv"), stem.with_suffix(".tex")]
+    table.to_csv(paths[0], index=False)
+    paths[1].write_text(latex(table, caption))
+    return paths
+
+
+def _columns(name: str, interval: Interval) -> dict[str, float]:
+    return {name: interval.mean, f"{name} low": interval.low, f"{name} high": interval.high}
+
+
+def _percent(interval: Interval) -> Interval:
+    return interval._replace(mean=100 * interval.mean, low=100 * interval.low, high=100 * interval.high)
+
+
+def _pairs(chosen: pd.DataFrame, first: str, second: str, keys: Sequence[str], metric: str) -> pd.DataFrame:
+    """One row per condition and seed that both have."""
+    contest = chosen.groupby(list(keys), dropna=False, sort=False).ngroup() if keys else 0
+    columns = ["contest", "seed", "partition", metric]
+    table = chosen.assign(contest=contest)
+    one = table.loc[table["case"].eq(first), [*columns, *keys]]
+    two = table.loc[table["case"].eq(second), columns]
+    return one.merge(two, on=["contest", "seed"], suffixes=(" first", " second")).rename(
+        columns={f"{metric} first": "first", f"{metric} second": "second"}
+    )
+
+
+def _over_conditions(matched: pd.DataFrame) -> pd.DataFrame:
+    same = matched.loc[matched["partition first"].eq(matched["partition second"])]
+    complete = same.groupby("seed").filter(lambda mine: mine["contest"].nunique() == matched["contest"].nunique())
+    means = complete.groupby("seed")[["first", "second"]].mean().reset_index()
+    return means.assign(**{"partition first": "", "partition second": ""})
+
+
+def _compared(group: pd.DataFrame) -> dict[str, Any]:
+    same = group.loc[group["partition first"].eq(group["partition second"])]
+    found = paired(100 * same["first"].to_numpy(), 100 * same["second"].to_numpy())
+    other = len(group) - len(same)
+    remark = "; ".join(filter(None, (found.remark, f"{other} pairs on unequal partitions left out" if other else "")))
+    return {
+        "n": found.n,
+        "ahead": found.ahead,
+        "ties": found.ties,
+        **_columns("difference (points)", found.difference),
+        "p": found.p if found.p is not None else np.nan,
+        "effect": found.effect if found.effect is not None else np.nan,
+        "remark": remark,
+    }
+
+
+def _holm(p: "pd.Series[float]") -> "pd.Series[float]":
+    """Holm's correction for as many tests as there are."""
+    known = p.dropna().sort_values()
+    steps = known * np.arange(len(known), 0, -1)
+    return steps.cummax().clip(upper=1).reindex(p.index)
+
+
+def _correlated(found: Correlation) -> dict[str, Any]:
+    nothing = Interval(np.nan, np.nan, np.nan, found.n)
+    return {
+        "n": found.n,
+        **_columns("Pearson r", found.pearson or nothing),
+        **_columns("Spearman ρ", found.spearman or nothing),
+        "remark": found.remark,
+    }
+
+
+def _traffic(curve: pd.DataFrame) -> "pd.Series[float]":
+    return (curve["bytes_down"] + curve["bytes_up"]).groupby(curve["run_id"]).cumsum()
+
+
+def _with_ends(name: str, value: float, low: float, high: float, n: float) -> str:
+    text = _cell(name, value)
+    if value != value or low != low or n < 2:
+        return text
+    is_interval = n >= MIN_FOR_INTERVAL
+    ends = (_cell(name, low), _cell(name, high))
+    return f"{text} [{ends[0]}, {ends[1]}]" if is_interval else f"{text} ({ends[0]} to {ends[1]})"
+
+
+def _cell(name: str, value: Any) -> str:
+    """A number with the digits that its column deserves."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return "–"
+    if not isinstance(value, float | np.floating):
+        return contests.shown(value)
+    digits: Mapping[str, str] = {"p": ".3g", "p (Holm)": ".3g", "effect": ".2f", "seconds per round": ".3g"}
+    if name in digits:
+        return format(value, digits[name])
+    if name.endswith((" r", " ρ")):
+        return f"{value:.2f}"
+    if "%" in name or "points" in name:
+        return f"{value:.1f}"
+    return f"{value:.4g}"
+
+
+__all__ = [
+    "NOTE",
+    "accuracy_and_rounds",
+    "best_settings",
+    "correlations",
+    "costs",
+    "html",
+    "latex",
+    "paired_comparison",
+    "readable",
+    "reference_case",
+    "save",
+]

@@ -1,0 +1,159 @@
+"""What the numbers say, in sentences: no more than they allow."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from analysis import contests, tables
+from analysis.statistics import MIN_FOR_INTERVAL
+
+
+def summary(runs: pd.DataFrame, rounds: pd.DataFrame, thresholds: Sequence[float] = ()) -> list[str]:
+    """The findings of a set of runs.
+
+    Args:
+        runs: One row per run.
+        rounds: One row per run and round.
+        thresholds: Levels of GA whose round of arrival is told.
+    """
+    if not len(runs):
+        return ["There are no runs."]
+    sentences = [_what_there_is(runs), *(f"{remark[0].upper()}{remark[1:]}." for remark in runs.attrs.get("remarks", ()))]
+    if not runs["ended"].any():
+        return [*sentences, "No run has ended, so there is nothing to compare yet."]
+    last = contests.final_stage(runs)
+    sentences += _comparisons(last)
+    sentences += _best(last)
+    sentences += _arrivals(last, rounds, thresholds)
+    sentences += _traffic(last, rounds)
+    sentences += _correlation(last)
+    return sentences
+
+
+def _what_there_is(runs: pd.DataFrame) -> str:
+    cases = list(dict.fromkeys(runs["case"]))
+    keys, tuned = contests.conditions(runs), contests.tuned(runs)
+    number = len(list(contests.groups(runs, keys)))
+    seeds = runs["seed"].nunique()
+    text = f"{len(runs)} runs of {', '.join(cases)}: {_count(seeds, 'seed')}"
+    if keys:
+        text += f", {_count(number, 'combination')} of {' and '.join(map(contests.symbol, keys))}"
+    if tuned:
+        text += f"; tuned: {', '.join(map(contests.symbol, tuned))}"
+    return f"{text}."
+
+
+def _comparisons(runs: pd.DataFrame) -> list[str]:
+    table = tables.paired_comparison(runs)
+    if not len(table):
+        return []
+    keys = [contests.symbol(key) for key in contests.conditions(runs)]
+    sentences = []
+    for (case, rival), mine in table.groupby(["case", "against"], sort=False):
+        contests_of = mine.loc[mine[keys[0]].ne("all")] if keys else mine
+        if len(contests_of) > 1:
+            sentences.append(_over_conditions(str(case), str(rival), contests_of, keys))
+        else:
+            sentences.append(_one_contest(str(case), str(rival), contests_of.iloc[0]))
+    return sentences
+
+
+def _one_contest(case: str, rival: str, row: "pd.Series[float]") -> str:
+    n, ahead = int(row["n"]), int(row["ahead"])
+    if n == 0:
+        return f"{case} and {rival} have no seed in common."
+    difference, low, high = (row[f"difference (points){end}"] for end in ("", " low", " high"))
+    spread = f"95 % interval {low:+.1f} to {high:+.1f}" if n >= MIN_FOR_INTERVAL else f"range {low:+.1f} to {high:+.1f}"
+    text = f"{case} is ahead of {rival} in {ahead} of {_count(n, 'seed')}, mean difference {difference:+.1f} points of GA"
+    text += f" ({spread})" if n > 1 else ""
+    if row["p"] == row["p"]:
+        text += f"; signed-rank test p = {row['p']:.2g}, effect size {row['effect']:+.2f}"
+    return f"{text}; {row['remark']}." if row["remark"] else f"{text}."
+
+
+def _over_conditions(case: str, rival: str, rows: pd.DataFrame, keys: Sequence[str]) -> str:
+    """Few words about many contests: the table has them all."""
+    differences = rows["difference (points)"]
+    ahead = int((differences > 0).sum())
+    most, least = rows.loc[differences.idxmax()], rows.loc[differences.idxmin()]
+
+    def place(row: "pd.Series[float]") -> str:
+        return ", ".join(f"{key} = {contests.shown(row[key])}" for key in keys)
+
+    numbers = sorted(set(rows["n"]))
+    n = f"n = {numbers[0]}" + (f" to {numbers[-1]}" if len(numbers) > 1 else "")
+    tested = rows["p (Holm)"].dropna() if "p (Holm)" in rows else rows["p"].dropna()
+    text = (
+        f"By mean GA {case} is ahead of {rival} under {ahead} of {len(rows)} conditions ({n} pairs each), from "
+        f"{differences.min():+.1f} points at {place(least)} to {differences.max():+.1f} points at {place(most)}"
+    )
+    if len(tested):
+        return f"{text}; p < 0.05 after Holm's correction under {int((tested < 0.05).sum())} of {len(tested)} tested."
+    return f"{text}; too few seeds for a test."
+
+
+def _best(runs: pd.DataFrame) -> list[str]:
+    best = contests.best_of_grid(runs)
+    sentences = [f"{remark[0].upper()}{remark[1:]}." for remark in contests.budget_remarks(best)]
+    ranked = best.loc[best["n"] > 0].sort_values("mean", ascending=False)
+    if len(list(contests.groups(best, contests.conditions(runs)))) == 1 and len(ranked) > 1:
+        each = ", ".join(f"{row['case']} {row['mean']:.1%}".replace("%", " %") for _, row in ranked.iterrows())
+        sentences.append(f"Final GA, mean over seeds at the best setting: {each}.")
+    return sentences
+
+
+def _arrivals(runs: pd.DataFrame, rounds: pd.DataFrame, thresholds: Sequence[float]) -> list[str]:
+    if not thresholds or len(list(contests.groups(runs, contests.conditions(runs)))) > 1:
+        return []
+    table = tables.accuracy_and_rounds(runs, rounds, thresholds)
+    sentences = []
+    for threshold in thresholds:
+        name = f"{threshold:.0%}"
+        words = [
+            f"{row['case']} in round {row[f'rounds to {name}']:.3g} ({int(row[f'reached {name}'])} of {int(row['n'])} seeds)"
+            if row[f"reached {name}"]
+            else f"{row['case']} never"
+            for _, row in table.iterrows()
+        ]
+        sentences.append(f"A GA of {threshold:.0%} is reached by ".replace("%", " %") + ", ".join(words) + ".")
+    return sentences
+
+
+def _traffic(runs: pd.DataFrame, rounds: pd.DataFrame) -> list[str]:
+    table = tables.costs(runs, rounds)
+    if not len(table) or len(list(contests.groups(runs, contests.conditions(runs)))) > 1:
+        return []
+    first, sends = tables.reference_case(runs), table.loc[table["MB per round"] > 0].set_index("case")
+    sentences = []
+    for rival in [case for case in sends.index if case != first and first in sends.index]:
+        factor = sends.loc[first, "MB per round"] / sends.loc[rival, "MB per round"]
+        one, two = (sends.loc[case, "GA (%) within common MB"] for case in (first, rival))
+        if abs(factor - 1) < 0.01:
+            continue
+        text = f"{first} sends {factor:.2g} times as much per round as {rival}"
+        if one == one and two == two:
+            text += f"; within the same traffic ({sends['common MB'].iloc[0]:.3g} MB) GA is {one:.1f} % against {two:.1f} %"
+        sentences.append(f"{text}.")
+    return sentences
+
+
+def _correlation(runs: pd.DataFrame) -> list[str]:
+    table = tables.correlations(runs)
+    sentences = []
+    keys = [contests.symbol(key) for key in contests.conditions(runs)]
+    for _, row in table.iterrows():
+        if row["case"] != "all" or row["Spearman ρ"] != row["Spearman ρ"]:
+            continue
+        known = [key for key in keys if key in row and contests.shown(row[key]) != "-"]
+        where = f" at {', '.join(f'{key} = {contests.shown(row[key])}' for key in known)}" if known else ""
+        low, high = row["Spearman ρ low"], row["Spearman ρ high"]
+        verdict = "" if low > 0 or high < 0 else ", which zero is part of"
+        sentences.append(
+            f"{row['of']} and {row['with']} have Spearman's ρ = {row['Spearman ρ']:.2f} over {row['n']} runs{where} "
+            f"(95 % interval {low:.2f} to {high:.2f}{verdict})."
+        )
+    return sentences[:4]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

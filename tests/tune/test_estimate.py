@@ -1,0 +1,82 @@
+"""Forecasts of time and disk: in proportion to the work, from one measured round of each kind."""
+
+import pytest
+
+from fl_lightning import experiment
+from fl_lightning.config import configure
+from fl_lightning.experiment import Keeping
+from tune import estimate
+from tune.estimate import Cost, Estimate, forecast
+
+BASE = {
+    "data": "digits",
+    "data.clients": 5,
+    "model": "mlp",
+    "model.hidden": [16],
+    "engine": "functional",
+    "engine.chunk": 1,
+}
+
+
+def run(**changes):
+    return configure({**BASE, **{key.replace("__", "."): value for key, value in changes.items()}})
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """One second per sample and epoch, nothing else; and what was measured."""
+    measured = []
+
+    def measure(config):
+        measured.append(config)
+        return Cost(train=1.0, evaluate=0.25, samples=100, fixed=7.0, state=1000, tables=10)
+
+    monkeypatch.setattr(estimate, "_measure", measure)
+    return measured
+
+
+def test_time_follows_samples_epochs_rounds_and_evaluations(known):
+    seconds = Estimate().seconds
+    assert seconds(run(training__epochs=2, federation__rounds=3)) == 7 + 3 * (200 + 6 * 0.25)
+    half = run(training__epochs=2, federation__rounds=3, federation__fraction=0.5)
+    assert seconds(half) == 7 + 3 * (100 + 3.5 * 0.25)
+
+
+def test_disk_follows_rounds_and_kept_checkpoints(known):
+    size = Estimate().bytes
+    assert size(run(federation__rounds=5), True) == 3 * 10 * 1.5 + 2000
+    assert size(run(federation__rounds=5), False) == 3 * 10 * 1.5
+    assert size(run(federation__rounds=1), True) == 3 * 10 * 1.1 + 1000
+
+
+def test_one_measurement_serves_all_runs_of_a_kind(known):
+    one = Estimate()
+    for changes in ({"seed": 1}, {"training__lr": 1}, {"training__epochs": 9}, {"federation__rounds": 9}):
+        one.seconds(run(**changes))
+    assert len(known) == 1
+    for changes in ({"method": "fedavg"}, {"training__batch_size": 8}, {"model__hidden": [8]}):
+        one.seconds(run(**changes))
+    assert len(known) == 4
+
+
+def test_a_shared_first_round_is_paid_once(known):
+    unit = [run(method=m, training__epochs=e, federation__rounds=1) for m in ("fedavg", "fola") for e in (1, 10)]
+    cost = forecast([unit, unit], 2, False)
+    longest = 7 + 1000 + 6 * 0.25
+    assert cost.seconds == longest
+    assert cost.alone == pytest.approx(2 * (longest + 7 + 100 + 6 * 0.25))
+    assert cost.bytes == 8 * 3 * 10 * 1.1
+
+
+def test_what_is_measured_is_about_what_a_run_costs(out):
+    config = run(method="fola", training__epochs=3, federation__rounds=4, data__alpha=1)
+    progress = experiment.rounds(config, out, keeping=Keeping(pictures=False))
+    result = experiment.finish(progress)
+    trained = sum(m.metrics["seconds"] for m in result.history)
+    expected = Estimate().seconds(config)
+    assert trained / 10 < expected < trained * 10  # a busy machine is no precise clock
+    cost = Estimate().cost(config)
+    assert cost.samples == sum(len(part) for part in experiment.build(config).clients)
+    saved = (result.folder / "checkpoint.safetensors").stat().st_size
+    assert 0.5 * saved < cost.state < 1.5 * saved
+    assert cost.tables > 0

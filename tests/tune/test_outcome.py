@@ -1,0 +1,135 @@
+"""What counts as best: means over seeds, ties, divergence, missing runs, thresholds, rules."""
+
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.checkpoint import write_atomically
+from fl_lightning.errors import UserError
+from fl_lightning.experiment import Result, _write_result, folder_of
+from fl_lightning.probes import Measurement
+from tune.grid import cells
+from tune.outcome import CellOutcome, best_of, ended, mean_curve, outcome_of, rows
+from tune.study import Case, Range, Stop, Study
+
+BASE = {"data": "digits", "model": "softmax", "federation.rounds": 3}
+
+
+def study(**changes):
+    settings = {
+        "base": BASE,
+        "environments": {"data.alpha": Range("grid", (0.1, 1))},
+        "space": {"training.lr": Range("grid", (0.1, 0.2))},
+        "cases": (Case("A", {"method": "fedavg"}), Case("B", {"method": "fola"})),
+        "seeds": (0, 1),
+    }
+    return Study("mine", "", **{**settings, **changes})
+
+
+def result(*values, status="finished", folder=Path()):
+    history = [Measurement({"GA": value, "LA": value / 2}, {}) for value in values]
+    return Result(status, "", "id", folder, history)
+
+
+def outcomes(mine, results):
+    """Each cell of the study with the results of its seeds."""
+    made = cells(mine)
+    assert len(made) == len(results)
+    return [
+        CellOutcome(cell, mine.metric, [(config, one) for config, one in zip(cell.configs, given, strict=False) if one])
+        for cell, given in zip(made, results, strict=True)
+    ]
+
+
+def test_the_best_of_every_contest_by_its_mean():
+    mine = study()
+    pairs = [(0.5, 0.7), (0.9, 0.1), (0.2, 0.2), (0.3, 0.2), (0.1, 0.1), (0.6, 0.6), (0.8, 0.8), (0.8, 0.8)]
+    best = best_of(outcomes(mine, [[result(0.9, a), result(b)] for a, b in pairs]))
+    found = [(one.cell.environment["data.alpha"], one.cell.case, one.cell.point["training.lr"]) for one in best]
+    assert found == [(0.1, "A", 0.1), (0.1, "B", 0.2), (1, "A", 0.2), (1, "B", 0.1)]  # the earlier one of equals
+    assert best[0].mean == pytest.approx(0.6)
+
+
+def test_a_diverged_or_missing_seed_loses_against_everything_complete():
+    mine = study(environments={}, cases=(Case("A", {"method": "fedavg"}),))
+    wild = result(0.9, status="diverged")
+    for bad in ([result(0.9), wild], [result(0.9)], [result(0.9), None]):
+        best = best_of(outcomes(mine, [bad, [result(0.1), result(0.1)]]))
+        assert [one.cell.point["training.lr"] for one in best] == [0.2]
+    assert best_of(outcomes(mine, [[wild, wild], []])) == []
+    (alone,) = best_of(outcomes(mine, [[result(0.9), wild], []]))  # better than nothing
+    assert alone.mean == float("-inf")
+    (row,) = rows([alone], mine)
+    assert (row["GA (%)"], row["runs"]) == ("90.00", "2, 1 diverged")
+
+
+def test_rows():
+    mine = study(cases=(Case("A", {"method": "fedavg"}),), thresholds=(0.5, 0.8), seeds=(0, 1, 2))
+    good = [result(0.4, 0.6, 0.5), result(0.5, 0.5, 0.6), result(0.1, 0.9, 0.7)]
+    poor = [result(0.1, 0.1, 0.1)] * 3
+    table = rows(outcomes(mine, [poor, good, [result(0.2, 0.2, 0.2), None, result(0.2, 0.2, 0.2)], [None] * 3]), mine)
+    assert table == [
+        {
+            "data.alpha": "0.1",
+            "case": "A",
+            "training.lr": "0.2",
+            "GA (%)": "60.00 ± 10.00",
+            "LA (%)": "30.00 ± 5.00",
+            "rounds to 50%": "1.67 ± 0.58",
+            "rounds to 80%": "2.00 (1/3)",
+            "runs": "3",
+        },
+        {
+            "data.alpha": "1",
+            "case": "A",
+            "training.lr": "0.1",
+            "GA (%)": "20.00 ± 0.00",
+            "LA (%)": "10.00 ± 0.00",
+            "rounds to 50%": "never",
+            "rounds to 80%": "never",
+            "runs": "2 of 3",
+        },
+    ]
+
+
+def test_other_metrics_and_continued_runs_have_their_columns():
+    mine = study(environments={}, cases=(Case("A", {"method": "fedavg"}),), metric="LA")
+    short, long = cells(mine), cells(study(base={**BASE, "federation.rounds": 9}, environments={}, cases=mine.cases))
+    tried = [CellOutcome(cell, "LA", [(c, result(0.5)) for c in cell.configs]) for cell in (short[0], long[0])]
+    table = rows(tried, mine)
+    assert [row["rounds"] for row in table] == ["3", "9"]
+    assert list(table[0]) == ["case", "rounds", "training.lr", "LA (%)", "GA (%)", "runs"]
+    with pytest.raises(UserError, match="unknown metric 'GAA': did you mean 'GA'"):
+        rows(outcomes(study(metric="GAA"), [[result(0.5)]] * 8), study(metric="GAA"))
+
+
+def test_curves_are_means_as_long_as_all_last():
+    mine = study(environments={}, cases=(Case("A", {"method": "fedavg"}),))
+    one, _ = outcomes(mine, [[result(0.2, 0.4, 0.6), result(0.4, 0.8)], []])
+    assert [point["GA"] for point in mean_curve(one)] == pytest.approx([0.3, 0.6])
+
+
+@pytest.mark.parametrize(
+    ("status", "stop", "length"),
+    [
+        ("finished", None, 3),
+        ("diverged", None, 3),
+        ("stopped", None, None),  # a scheduler did that
+        ("stopped", Stop(at_least=0.5), 2),
+        ("finished", Stop(at_least=0.5), 2),  # what another study computed beyond our rule does not count
+        ("finished", Stop(at_least=0.99), 3),
+        ("stopped", Stop(at_least=0.99), None),  # stopped by a rule that is not ours
+    ],
+)
+def test_when_a_run_has_ended(tmp_path, status, stop, length):
+    (cell,) = cells(study(environments={}, space={}, cases=(Case("A", {"method": "fedavg"}),), seeds=(0,)))
+    assert ended(cell.config, tmp_path, stop) is None
+    folder = folder_of(cell.config, tmp_path)
+    folder.mkdir()
+    _write_result(result(0.1, 0.6, 0.7, status=status, folder=folder))
+    found = ended(cell.config, tmp_path, stop)
+    assert (None if found is None else len(found.history)) == length
+    assert len(outcome_of(cell, tmp_path, study(stop=stop)).runs) == (found is not None)
+    write_atomically(folder / "result.json", b"{")
+    with pytest.raises(UserError, match="is damaged"):
+        ended(cell.config, tmp_path, stop)
