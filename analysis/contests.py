@@ -3,7 +3,8 @@
 A *contest* has one set of conditions (data, partition, model, rounds). In it every *case* (a method or a variant of
 one) has tried some *settings* (learning rate, epochs, strength), each with some seeds. The best setting of a case is the
 one with the largest mean over seeds; a setting that diverged for one seed is worth nothing, and one that lacks seeds
-which others have is not eligible, or luck would decide.
+which others have is not eligible, or luck would decide. If no setting is eligible, the one with the most seeds that
+ended stands for the case, and it is said how many diverged.
 
 The choice and the report use the same seeds and the same test set, as in the paper: the numbers of the best are a
 little too good, for every case alike.
@@ -111,8 +112,9 @@ def best_of_grid(table: pd.DataFrame, metric: str = "GA", keys: Sequence[str] | 
 
     Returns:
         One row per contest and case: the conditions, `case`, `method`, the tuned settings, `mean`, `low`, `high` and
-        `n` of the metric, `remark`, `tried` (settings), `diverged` and `incomplete` (settings that were not eligible),
-        `budget` (settings that every case of the contest has) and `expected` (best of so many, expected), `run_ids`.
+        `n` of the metric, `remark`, `diverged_seeds` (of this setting, if none was eligible), `tried` (settings),
+        `diverged` and `incomplete` (settings that were not eligible), `budget` (settings that every case of the contest
+        has), `expected` (best of so many, expected), `run_ids`.
     """
     column(table, metric)
     keys = conditions(table) if keys is None else [key for key in keys if key in table]
@@ -143,15 +145,20 @@ def _best(runs: pd.DataFrame, keys: Sequence[str], settings: Sequence[str], metr
         else:
             eligible.append(done)
     means = [float(group[metric].mean()) for group in eligible]
-    best = eligible[int(np.argmax(means))] if eligible else runs.iloc[:0]
+    if eligible:
+        whole = best = eligible[int(np.argmax(means))]
+    else:
+        whole = max(groups, key=lambda group: (group["ended"].sum(), group.loc[group["ended"], metric].mean()))
+        best = whole.loc[whole["ended"] & whole[metric].notna()]
     interval = mean_interval(best[metric].to_numpy())
     first = runs.iloc[0]
     return {
         **{key: first[key] for key in keys},
         "case": first["case"],
         "method": first["method"],
-        **{key: best.iloc[0][key] if len(best) else None for key in settings},
+        **{key: whole.iloc[0][key] for key in settings},
         **interval._asdict(),
+        "diverged_seeds": int(whole["status"].eq("diverged").sum()),
         "tried": len(groups),
         "diverged": diverged,
         "incomplete": incomplete,
@@ -176,11 +183,14 @@ def budget_remarks(best: pd.DataFrame) -> list[str]:
     tried = best.groupby("case", sort=False)["tried"].max()
     if tried.nunique() > 1:
         each = ", ".join(f"{case} {number}" for case, number in tried.items())
-        remarks.append(f"unequal budgets: settings tried per contest: {each}; `expected` compares on equal ones")
+        remarks.append(f"unequal budgets: settings tried under each condition: {each}; compare the expected best of equal budgets")
     for name, words in (("diverged", "diverged for some seed"), ("incomplete", "lack seeds")):
         number = int(best[name].sum())
         if number:
             remarks.append(f"{number} of {int(best['tried'].sum())} settings {words} and could not be chosen")
+    for case, seeds in best.groupby("case", sort=False)["diverged_seeds"].sum().items():
+        if seeds:
+            remarks.append(f"{case}: {seeds} seed{'s' if seeds > 1 else ''} diverged; means are of the others")
     return remarks
 
 

@@ -157,6 +157,9 @@ class Runs:
         for name in ("GA", "LA"):
             if name not in metrics:
                 metrics[name] = float("nan")
+        for name in ("method", "seed"):
+            if name not in settings:  # nobody has begun
+                settings[name] = None
         frame = pd.concat([frame, metrics.astype(float), settings], axis=1)
         frame["ended"] = frame["status"].eq("finished")
         frame["start"] = pd.to_datetime(frame["start"], unit="ms")
@@ -472,7 +475,3 @@ def _unfinished(table: pd.DataFrame) -> list[str]:
         if status in counts and not table.loc[table["status"].eq(status), "ended"].all()
     ]
 
-
-def run_ids(table: pd.DataFrame) -> Sequence[str]:
-    """The runs behind a table, each once."""
-    return list(dict.fromkeys(table["run_id"]))

@@ -5,8 +5,10 @@ Only `analysis.runs` uses this. Nothing is ever written: a database is opened re
 
 import logging
 import os
+import shutil
 import sqlite3
 import tempfile
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -208,11 +210,13 @@ class Server(Store):
         self.place = uri
         _check_reachable(uri)
         logging.getLogger("mlflow").setLevel(logging.WARNING)
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # one for every file
         from mlflow import MlflowClient  # seconds to import: only who needs it waits for it
 
         with self._explained():
             self._client = MlflowClient(tracking_uri=uri)
-        self._files = tempfile.TemporaryDirectory(prefix="fl_lightning-artifacts-")
+        self._files = tempfile.mkdtemp(prefix="fl_lightning-artifacts-")
+        weakref.finalize(self, shutil.rmtree, self._files, ignore_errors=True)
         self._finished: set[str] = set()
 
     def content(self) -> Content:
@@ -254,7 +258,7 @@ class Server(Store):
     def artifact(self, run_id: str, name: str) -> Path | None:
         from mlflow.exceptions import MlflowException
 
-        folder = Path(self._files.name) / run_id
+        folder = Path(self._files) / run_id
         if (folder / name).is_file():
             return folder / name
         folder.mkdir(exist_ok=True)

@@ -7,6 +7,7 @@ one, or into one that follows the page it stands on.
 
 import colorsys
 import io
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from analysis.statistics import MIN_FOR_INTERVAL
 
@@ -91,12 +92,14 @@ class Picture(Figure):
     Attributes:
         remarks: What was left out, is partial or uncertain.
         empty: Whether there was nothing to draw; the first remark says why.
+        run_ids: The runs behind it.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.remarks: list[str] = []
         self.empty = False
+        self.run_ids: list[str] = []
 
     def _repr_png_(self) -> bytes:
         """For notebooks, which show a figure only if pyplot made it."""
@@ -196,6 +199,20 @@ def whole_numbers(panel: Axes) -> None:
     panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
 
+def opacity(lines: int) -> float:
+    """Of the bands: many of them must not hide the lines."""
+    return 0.16 if lines <= 4 else 0.1 if lines <= 8 else 0.05
+
+
+def logarithmic(panel: Axes) -> None:
+    """A logarithmic x axis with plain numbers, also where it spans less than a decade."""
+    low, high = panel.get_xlim()
+    narrow = low > 0 and math.log10(high / low) < 2
+    panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
 def legend(figure: Picture, *groups: Sequence[tuple[str, Mapping[str, Any]]], columns: int = 0) -> None:
     """Below the panels, so that it never hides data; every group starts in a new row unless all fit in one.
 
@@ -270,6 +287,7 @@ def paper() -> str:
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Write a light figure as SVG, PDF and PNG, and as SVG for dark pages."""
     svg = as_svg(figure, stem.name)
+    figure.set_layout_engine("none")  # it has its places now; finding them again takes most of the time
     paths = [stem.with_suffix(f".{kind}") for kind in ("svg", "pdf", "png")]
     dark = stem.with_name(f"{stem.name}-dark.svg")
     paths[0].write_text(svg)

@@ -18,6 +18,8 @@ from analysis.statistics import MIN_FOR_CORRELATION, MIN_FOR_INTERVAL, Correlati
 from fl_lightning.errors import unknown
 
 NOTE = "[low, high]: 95 % bootstrap interval over seeds; (low to high): range of fewer than five runs, no interval."
+# Columns that say something only if they are not zero.
+QUIET = ("ties", "diverged seeds", "diverged settings", "incomplete settings")
 GREEK = {"α": r"$\alpha$", "λ": r"$\lambda$", "γ": r"$\gamma$", "ρ": r"$\rho$", "–": "--", "−": "$-$"}
 
 
@@ -45,7 +47,7 @@ def accuracy_and_rounds(
             first = curves.loc[curves["GA"].ge(threshold)].groupby("run_id")["round"].min()
             line[f"rounds to {threshold:.0%}"] = first.mean() if len(first) else np.nan
             line[f"reached {threshold:.0%}"] = len(first)
-        line |= {"n": row["n"], "settings tried": row["tried"], "diverged settings": row["diverged"]}
+        line |= {"n": row["n"], "diverged seeds": row["diverged_seeds"], "settings tried": row["tried"]}
         rows.append(line)
     return pd.DataFrame(rows)
 
@@ -62,6 +64,7 @@ def best_settings(runs: pd.DataFrame, metric: str = "GA") -> pd.DataFrame:
             **{contests.symbol(key): row[key] for key in tuned},
             **_columns(name, _percent(Interval(row["mean"], row["low"], row["high"], row["n"]))),
             "n": row["n"],
+            "diverged seeds": row["diverged_seeds"],
             "settings tried": row["tried"],
             "diverged settings": row["diverged"],
             "incomplete settings": row["incomplete"],
@@ -171,9 +174,12 @@ def reference_case(runs: pd.DataFrame) -> str:
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as text: intervals in one cell, numbers with the digits that mean something."""
+    """The table as text: intervals in one cell, numbers with the digits that mean something, no empty columns."""
     ready: dict[str, list[str]] = {}
     for name in map(str, table):
+        nothing = table[name].eq(0) if name in QUIET else table[name].map(lambda value: value in ("", None))
+        if nothing.all():
+            continue
         if name.endswith((" low", " high")) and name.rpartition(" ")[0] in table:
             continue
         if f"{name} low" in table:

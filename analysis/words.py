@@ -64,7 +64,8 @@ def _one_contest(case: str, rival: str, row: "pd.Series[float]") -> str:
         return f"{case} and {rival} have no seed in common."
     difference, low, high = (row[f"difference (points){end}"] for end in ("", " low", " high"))
     spread = f"95 % interval {low:+.1f} to {high:+.1f}" if n >= MIN_FOR_INTERVAL else f"range {low:+.1f} to {high:+.1f}"
-    text = f"{case} is ahead of {rival} in {ahead} of {_count(n, 'seed')}, mean difference {difference:+.1f} points of GA"
+    side, number = ("ahead of", ahead) if difference >= 0 else ("behind", n - ahead - int(row["ties"]))
+    text = f"{case} is {side} {rival} in {number} of {_count(n, 'seed')}, mean difference {difference:+.1f} points of GA"
     text += f" ({spread})" if n > 1 else ""
     if row["p"] == row["p"]:
         text += f"; signed-rank test p = {row['p']:.2g}, effect size {row['effect']:+.2f}"
@@ -109,8 +110,12 @@ def _arrivals(runs: pd.DataFrame, rounds: pd.DataFrame, thresholds: Sequence[flo
     sentences = []
     for threshold in thresholds:
         name = f"{threshold:.0%}"
+        if not table[f"reached {name}"].any():
+            sentences.append(f"No case reaches a GA of {threshold:.0%}.".replace("%", " %"))
+            continue
         words = [
-            f"{row['case']} in round {row[f'rounds to {name}']:.3g} ({int(row[f'reached {name}'])} of {int(row['n'])} seeds)"
+            f"{row['case']} in round {row[f'rounds to {name}']:.3g} ({int(row[f'reached {name}'])} of "
+            f"{_count(int(row['n']), 'seed')})"
             if row[f"reached {name}"]
             else f"{row['case']} never"
             for _, row in table.iterrows()
@@ -147,7 +152,7 @@ def _correlation(runs: pd.DataFrame) -> list[str]:
         known = [key for key in keys if key in row and contests.shown(row[key]) != "-"]
         where = f" at {', '.join(f'{key} = {contests.shown(row[key])}' for key in known)}" if known else ""
         low, high = row["Spearman ρ low"], row["Spearman ρ high"]
-        verdict = "" if low > 0 or high < 0 else ", which zero is part of"
+        verdict = "" if low > 0 or high < 0 else ", zero included"
         sentences.append(
             f"{row['of']} and {row['with']} have Spearman's ρ = {row['Spearman ρ']:.2f} over {row['n']} runs{where} "
             f"(95 % interval {low:.2f} to {high:.2f}{verdict})."

@@ -13,6 +13,7 @@ COMMANDS = {
     "compare": "Run several methods on the same problem, side by side.",
     "partition": "Show who would hold which samples, before training.",
     "sweep": "Run a whole study on Ray Tune: a grid or a search, with seeds.",
+    "report": "Write a page with the findings, figures and tables of all runs.",
     "list": "Show the methods, models, datasets, engines or studies there are.",
     "ui": "Open the MLflow UI on the runs.",
     "demo": "FOLA against FedAvg on embedded data.",

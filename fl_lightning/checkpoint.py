@@ -136,9 +136,9 @@ def _existing(folder: Path) -> Path:
     return path
 
 
-def remove(folder: Path) -> None:
-    """Forget the server's state; the numbers of a finished run are elsewhere."""
-    for name in (CURRENT, PREVIOUS):
+def remove(folder: Path, current: bool) -> None:
+    """Forget what a finished run does not need: the previous checkpoint, and on demand the current one."""
+    for name in (PREVIOUS, CURRENT) if current else (PREVIOUS,):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -136,8 +136,9 @@ class RunConfig:
         for name, item in fields_of(Probe).items():  # what is not probed leaves no mark
             if getattr(self.probe, name) == item.default:
                 del settings[f"probe.{name}"]
-        if self.probe.reference is not None:  # which run it is counts, not where it lies
-            settings["probe.reference"] = checkpoint.identity_of(Path(self.probe.reference))
+        for key, folder in (("probe.reference", self.probe.reference), ("federation.start", self.federation.start)):
+            if folder is not None:  # which run it is counts, not where it lies
+                settings[key] = checkpoint.identity_of(Path(folder))
         for part, cls in self._classes().items():
             if (content := discovery.plugin_hash(cls)) is not None:
                 settings[f"{part} plugin"] = content

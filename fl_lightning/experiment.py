@@ -16,7 +16,7 @@ import filelock
 import torch
 from torch import Tensor
 
-from fl_lightning import checkpoint, probes
+from fl_lightning import checkpoint, probes, reference, ridge_probe
 from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
@@ -115,7 +115,11 @@ def build(config: RunConfig) -> Problem:
     if config.split.test_subset < 1:
         measured = subset_indices(dataset.test_y, config.split.test_subset)
         dataset = replace(dataset, test_x=dataset.test_x[measured], test_y=dataset.test_y[measured])
-    return Problem(dataset, clients, holdout, config.model.build(dataset, config.seed, config.compute))
+    task = config.model.build(dataset, config.seed, config.compute)
+    if config.federation.start is not None:
+        task.load(reference.saved_weights("federation.start", config.federation.start, task)[0])
+        task.initial = task.weights()
+    return Problem(dataset, clients, holdout, task)
 
 
 def run(config: RunConfig, out: Path | str = "runs", fresh: bool = False, watch: Watch | None = None) -> Result:
@@ -206,7 +210,7 @@ def adopt(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str])
         return
     # In its own store it stays a child of the sweep that has computed it; another store does not know that one.
     tags = {**tags, **result.tags} if same else {**result.tags, **tags}
-    tracker = Tracker(out, _attempt(result.folder), _run_name(config), config.flat(), tags)
+    tracker = Tracker(out, _attempt(result.folder), _run_name(config, tags), config.flat(), tags)
     if tracker.run_id != result.run_id:
         tracker.log_rounds((i, m.metrics) for i, m in enumerate(result.history, start=1))
         tracker.tag("status", result.status)
@@ -216,7 +220,15 @@ def adopt(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str])
 
 def check(config: RunConfig) -> None:
     """Raise `UserError` if the configuration cannot run: data missing, settings that do not go together."""
-    _records(config, build(config), None)
+    problem = build(config)
+    _probes(config, problem)
+    _records(config, problem, None)
+
+
+def _probes(config: RunConfig, problem: Problem) -> reference.Reference | None:
+    """Check what is to be measured beside the usual; the reference of AE and LF, if there is one."""
+    ridge_probe.check(config.probe, config.federation, [len(indices) for indices in problem.clients])
+    return reference.load(config.probe, problem.task, problem.dataset, problem.clients)
 
 
 def _records(config: RunConfig, problem: Problem, saved: Snapshot | None) -> Iterator[RoundRecord]:
@@ -256,6 +268,7 @@ def _compute(
         records = iter(())
     elif records is None:  # settings are refused here, before anything is written
         records = _records(config, problem, saved.snapshot if saved else None)
+    posterior = _probes(config, problem)
     tracker = _open_tracker(config, out, folder, problem, keeping.tags)
     try:
         tracker.log_rounds((i, m.metrics) for i, m in enumerate(history, start=1))  # what a killed process left unsent
@@ -264,7 +277,9 @@ def _compute(
         sent = time.monotonic()
         try:
             for record in records:
-                history.append(probes.measure(config.method, task, problem.dataset, record))
+                history.append(probes.measure(config.method, task, problem.dataset, record, posterior))
+                if record.round in config.probe.ridge_rounds:
+                    ridge_probe.write(folder, ridge_probe.measure(config.method, task, problem.dataset, record))
                 # First the checkpoint, then MLflow: a round that is lost between the two is sent again on resume.
                 if keeping.checkpoint or record.round < config.federation.rounds:
                     checkpoint.write(folder, identity, record.after, history)
@@ -280,12 +295,12 @@ def _compute(
         tracker.log_rounds(unsent)
         result = Result(status, message, tracker.run_id, folder, history, False, tracker.tags, tracker.uri)
         counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
-        tracker.artifacts(files.write(config, counts, history, folder, keeping.pictures))
+        written = files.write(config, counts, history, folder, keeping.pictures)
+        tracker.artifacts([*written, *(path for path in [folder / ridge_probe.FILE] if path.exists())])
         tracker.tag("status", status)
         tracker.finish("FINISHED")
         _write_result(result)
-        if not keeping.checkpoint:
-            checkpoint.remove(folder)
+        checkpoint.remove(folder, current=not keeping.checkpoint)
         return result
     except BaseException as reason:
         with suppress(UserError):  # the store itself may be what failed
@@ -306,6 +321,9 @@ def _from_relatives(config: RunConfig, out: Path, start: Snapshot) -> checkpoint
     for number in sorted((int(number) for number in numbers if number.isdigit()), reverse=True):
         relative = replace(config, federation=replace(config.federation, rounds=number))
         with suppress(UserError):  # a damaged one is of no use here
+            arrays = ridge_probe.read(folder_of(relative, out))
+            if arrays:
+                ridge_probe.write(folder_of(config, out), arrays)
             if number < rounds and (saved := checkpoint.read(folder_of(relative, out), relative.identity, start)):
                 return saved
             if number > rounds and (result := finished(relative, out)) and len(result.history) >= rounds:
@@ -329,12 +347,13 @@ def _open_tracker(config: RunConfig, out: Path, folder: Path, problem: Problem, 
     if commit := _git_commit():
         tags["mlflow.source.git.commit"] = commit
     is_new = not (folder / ATTEMPT).exists()
-    return Tracker(out, _attempt(folder), _run_name(config), flat, tags, is_new)
+    return Tracker(out, _attempt(folder), _run_name(config, tags), flat, tags, is_new)
 
 
-def _run_name(config: RunConfig) -> str:
+def _run_name(config: RunConfig, tags: Mapping[str, str]) -> str:
+    """What the UI shows; the seed comes early, because long names are cut off."""
     names = config.names
-    return f"{names['method']} {names['data']} alpha={config.split.alpha:g} seed={config.seed}"
+    return f"{tags.get('case', names['method'])} seed={config.seed} {names['data']} alpha={config.split.alpha:g}"
 
 
 @contextmanager

@@ -38,6 +38,7 @@ class Federation:
         fraction: Share of the clients that takes part in a round (participation, C); at least one client does.
         cohort: Number of clients per round, instead of the fraction.
         straggler_fraction: Share of the cohort that manages only some of its epochs, 1 to E - 1 at random.
+        start: Folder of a saved run whose final model is where round 1 starts; null starts from new weights.
         weighting: Clients count by their numbers of samples (p_n = m_n / sum m), or all the same.
     """
 
@@ -45,6 +46,7 @@ class Federation:
     fraction: float = 1.0
     cohort: int | None = None
     straggler_fraction: float = 0.0
+    start: str | None = None
     weighting: Literal["samples", "uniform"] = "samples"
 
     def __post_init__(self) -> None:

@@ -81,15 +81,27 @@ def load(settings: Probe, task: Task, dataset: Dataset, clients: Sequence[Tensor
     """
     if settings.reference is None:
         return None
-    saved = checkpoint.read_parts(Path(settings.reference))
-    _check_shapes(settings.reference, saved.params, task.initial.params)
-    _check_shapes(settings.reference, saved.buffers, task.initial.buffers)
-    weights = Weights(_like(saved.params, task.initial.params), _like(saved.buffers, task.initial.buffers))
+    weights, state = saved_weights("probe.reference", settings.reference, task)
     if settings.reference_precision == "run":
-        return Kept(_kept(settings.reference, weights.params, saved.state.get("precision", {})))
+        return Kept(_kept(settings.reference, weights.params, state.get("precision", {})))
     gauss_newton.require_cross_entropy(task)
     pooled = torch.cat(list(clients)).sort().values.to(task.device)
     return Pooled(task, weights, ClientData(SERVER, dataset.to(task.device), pooled, task.dtype))
+
+
+def saved_weights(setting: str, folder: str, task: Task) -> tuple[Weights, dict[str, Params]]:
+    """The final model of a saved run, if it fits the task, and what else its server has kept.
+
+    Args:
+        setting: Whose value the folder is, for the error message.
+        folder: Of the run.
+        task: The model that the weights are for.
+    """
+    saved = checkpoint.read_parts(Path(folder))
+    _check_shapes(setting, folder, saved.params, task.initial.params)
+    _check_shapes(setting, folder, saved.buffers, task.initial.buffers)
+    weights = Weights(_like(saved.params, task.initial.params), _like(saved.buffers, task.initial.buffers))
+    return weights, saved.state
 
 
 def _kept(folder: str, mean: Params, precision: Params) -> Gaussian:
@@ -104,7 +116,7 @@ def _kept(folder: str, mean: Params, precision: Params) -> Gaussian:
     return Diagonal(mean, _like(precision, mean))
 
 
-def _check_shapes(folder: str, found: Params, expected: Params) -> None:
+def _check_shapes(setting: str, folder: str, found: Params, expected: Params) -> None:
     def shapes(params: Params) -> dict[str, list[int]]:
         return {name: list(value.shape) for name, value in params.items()}
 
@@ -113,8 +125,8 @@ def _check_shapes(folder: str, found: Params, expected: Params) -> None:
 
     require(
         shapes(found) == shapes(expected),
-        f"probe.reference {folder} is a run of another model or of data of another shape: expected "
-        f"{in_words(expected)}, got {in_words(found)}; give a reference with the same --model and --data",
+        f"{setting} {folder} is a run of another model or of data of another shape: expected "
+        f"{in_words(expected)}, got {in_words(found)}; give a run with the same --model and --data",
     )
 
 

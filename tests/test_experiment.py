@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from fl_lightning import checkpoint, experiment, probes
+from fl_lightning import checkpoint, experiment, probes, ridge_probe
 from fl_lightning.config import configure
 from fl_lightning.errors import UserError
 from fl_lightning.federate import federate
@@ -171,11 +171,12 @@ def test_a_foreign_checkpoint_is_never_continued(out):
 
 
 def test_a_truncated_checkpoint_never_gives_a_wrong_result(out):
-    whole = experiment.run(config(), out)
-    (whole.folder / "result.json").unlink()
-    path = whole.folder / checkpoint.CURRENT
+    progress = experiment.rounds(config(), out)
+    assert [next(progress)[0] for _ in range(3)] == [1, 2, 3]
+    progress.close()
+    path = experiment.folder_of(config(), out) / checkpoint.CURRENT
     path.write_bytes(path.read_bytes()[:-100])
-    assert numbers(experiment.run(config(), out)) == numbers(whole)
+    assert numbers(experiment.run(config(), out)) == undisturbed(config())
 
 
 def test_two_processes_do_not_share_a_run(out):
@@ -244,3 +245,38 @@ def test_a_run_may_leave_nothing_but_its_numbers(out):
     names = {path.name for path in result.folder.iterdir()}
     assert names == {"attempt.json", "config.yaml", "rounds.parquet", "clients.parquet", "result.json", "lock"}
     assert experiment.run(config(), out).reused
+
+
+def test_a_run_may_start_where_another_ended(out):
+    first = experiment.run(config(method="fedavg", federation__rounds=2), out)
+    second = config(method="fedavg", federation__rounds=1, federation__start=str(first.folder), training__lr=0.0)
+    result = experiment.run(second, out)
+    assert result.final["GA"] == first.final["GA"]  # with a learning rate of zero it stays there
+    identity = second.identity
+    assert identity != config(method="fedavg", federation__rounds=1, training__lr=0.0).identity
+    moved = out / "moved"
+    first.folder.rename(moved)
+    where = {"method": "fedavg", "federation__rounds": 1, "training__lr": 0.0, "federation__start": str(moved)}
+    assert config(**where).identity == identity
+    with pytest.raises(UserError, match=r"federation\.start .* another model"):
+        experiment.check(config(method="fedavg", model="mlp", federation__start=str(moved)))
+    with pytest.raises(UserError, match="no such folder"):
+        experiment.run(config(federation__start="nowhere"), out)
+
+
+def test_ae_and_lf_are_logged_against_a_saved_run(out):
+    saved = experiment.run(config(method="centralised", training__epochs=20), out)
+    result = experiment.run(config(probe__reference=str(saved.folder)), out)
+    distances = [m.metrics["AE"] for m in result.history]
+    assert all(value > 0 for value in distances)
+    assert distances[-1] < distances[0]
+    assert all(m.metrics["LF"] > 0 for m in result.history)
+
+
+def test_ridge_rounds_leave_their_arrays(out):
+    settings = {"data__clients": 2, "data__partition": "class_blocks", "probe__ridge_rounds": [1, 3]}
+    result = experiment.run(config(**settings), out)
+    arrays = ridge_probe.read(result.folder)
+    assert {"r1_share", "r1_ridge", "r1_line", "r3_ridge"} <= arrays.keys()
+    client, (run,) = mlflow_runs(out)
+    assert "laplace.npz" in {item.path for item in client.list_artifacts(run.info.run_id)}

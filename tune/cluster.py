@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ SETTINGS = {
 PASSED_ON = ("FL_LIGHTNING_DATA", "FL_LIGHTNING_PLUGINS", "MLFLOW_TRACKING_URI")
 # A socket's path may have 107 characters, so Ray's own files go to a short path.
 SESSION_PREFIX = "fl-ray-"
+CONNECT_SECONDS = 5.0
 
 
 class Resources(NamedTuple):
@@ -47,6 +49,8 @@ def connected(address: str | None, resources: Resources, out: Path) -> Iterator[
         out: The folder of all runs, which all nodes must see.
     """
     os.environ.update(SETTINGS)
+    if address is not None:
+        _check_reachable(address)
     import ray
 
     session = None if address else Path(tempfile.mkdtemp(prefix=f"{SESSION_PREFIX}{os.getpid()}-"))
@@ -74,6 +78,24 @@ def connected(address: str | None, resources: Resources, out: Path) -> Iterator[
         ray.shutdown()
         if session is not None:
             shutil.rmtree(session, ignore_errors=True)
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    require(
+        bool(host) and port.isdigit() and int(port) < 65536,
+        f"--address must be auto or host:port of a Ray cluster, got {address!r}",
+    )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"no Ray cluster answers at {address} ({error.strerror or error}); start one with `ray start --head`, "
+            "correct --address, or leave it out to compute on this machine"
+        ) from None
 
 
 def _slots(nodes: list[dict[str, Any]], resources: Resources) -> int:

@@ -3,13 +3,13 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fl_lightning.config import PARTS, RunConfig, build, configure
 from fl_lightning.errors import UserError
 from fl_lightning.streams import numpy_generator
-from tune.study import Case, Range, Study
+from tune.study import REFERENCE, Case, Range, Study
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Cell:
         point: The tuned settings.
         config: All settings, with the first seed.
         seeds: Repetitions.
+        refers: Settings that hold the folder of the reference run.
+        references: That folder, by seed.
     """
 
     case: str
@@ -29,6 +31,8 @@ class Cell:
     point: Mapping[str, Any]
     config: RunConfig
     seeds: tuple[int, ...]
+    refers: tuple[str, ...] = ()
+    references: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def group(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
@@ -37,7 +41,15 @@ class Cell:
 
     @property
     def configs(self) -> list[RunConfig]:
-        return [replace(self.config, seed=seed) for seed in self.seeds]
+        return [self._config(seed) for seed in self.seeds]
+
+    def _config(self, seed: int) -> RunConfig:
+        config = replace(self.config, seed=seed)
+        for key in self.refers:
+            section, _, name = key.partition(".")
+            settings = replace(getattr(config, section), **{name: self.references.get(seed)})
+            config = replace(config, **{section: settings})
+        return config
 
 
 def cells(study: Study) -> list[Cell]:
@@ -49,6 +61,13 @@ def cells(study: Study) -> list[Cell]:
         for case in study.cases
         for point in points(study, case)
     ]
+
+
+def reference_cells(study: Study) -> list[Cell]:
+    """The runs that others refer to, one cell per environment."""
+    case = Case("reference", {**(study.reference or {}), **dict.fromkeys(_referring(study.base))})
+    builder = Builder(study, case)
+    return [builder.cell(environment, {}) for environment in environments(study)]
 
 
 def environments(study: Study) -> list[dict[str, Any]]:
@@ -92,16 +111,19 @@ class Builder:
 
     def __init__(self, study: Study, case: Case) -> None:
         self._study, self._case = study, case
-        self._fixed = {**study.base, **case.settings, "seed": study.seeds[0]}
+        fixed = {**study.base, **case.settings, "seed": study.seeds[0]}
+        self._refers = tuple(_referring(fixed))
+        self._fixed = {key: value for key, value in fixed.items() if value is not None and key not in self._refers}
         self._parsed: dict[str, Any] = {}
 
     def cell(self, environment: Mapping[str, Any], point: Mapping[str, Any]) -> Cell:
         """One setting in one environment."""
         try:
-            config = self._config({**environment, **self._case.settings, **point})
+            chosen = {key: value for key, value in self._case.settings.items() if key in self._fixed}
+            config = self._config({**environment, **chosen, **point})
         except UserError as error:
             raise UserError(f"study {self._study.name}, case {self._case.label}: {error}") from None
-        return Cell(self._case.label, environment, point, config, self._study.seeds)
+        return Cell(self._case.label, environment, point, config, self._study.seeds, self._refers)
 
     def _config(self, varied: Mapping[str, Any]) -> RunConfig:
         if any(key in PARTS and key not in self._case.settings for key in varied):
@@ -128,6 +150,11 @@ def rebuilt(flat: Mapping[str, Any]) -> RunConfig:
 
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _referring(settings: Mapping[str, Any]) -> list[str]:
+    """The keys whose value stands for the folder of the reference run."""
+    return [key for key, value in settings.items() if value == REFERENCE]
 
 
 def _product(space: Mapping[str, Range]) -> list[dict[str, Any]]:

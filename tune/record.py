@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from fl_lightning import experiment
 from fl_lightning.checkpoint import write_atomically
 from fl_lightning.comparison import render
+from fl_lightning.errors import UserError
 from fl_lightning.track import Tracker
 from tune.outcome import CellOutcome, rows
 from tune.study import Study
@@ -44,6 +46,11 @@ class SweepRecord:
     def child_tags(self) -> dict[str, str]:
         """What marks a run as part of this sweep."""
         return {PARENT_TAG: self.run_id, **_study_tags(self._study)}
+
+    def abandon(self, reason: BaseException) -> None:
+        """The sweep ends before its end; the same command goes on in this run."""
+        with suppress(UserError):  # the store itself may be what failed
+            self._tracker.finish("KILLED" if isinstance(reason, KeyboardInterrupt) else "FAILED")
 
     def close(self, outcomes: Sequence[CellOutcome], failures: Mapping[str, str]) -> None:
         """Adopt the runs that other sweeps have computed, and store the tables."""

@@ -31,6 +31,7 @@ from fl_lightning.errors import UserError, require, unknown
 
 FOLDER = Path(__file__).parent / "studies"
 DEFAULT_SCALE = "small"
+REFERENCE = "@reference"
 Distribution = Literal["choice", "uniform", "loguniform"]
 Algorithm = Literal["grid", "random", "optuna"]
 
@@ -161,6 +162,8 @@ class Study:
         continue_to: The best setting of every case and environment goes on to this many rounds.
         thresholds: Levels of GA whose round of arrival the table shows.
         keep_checkpoints: Whether the final models stay on disk.
+        reference: Settings of a run that is computed first, for every environment and seed; where a setting is
+            `@reference`, the folder of that run takes its place.
     """
 
     name: str
@@ -177,6 +180,7 @@ class Study:
     continue_to: int | None = None
     thresholds: tuple[float, ...] = ()
     keep_checkpoints: bool = False
+    reference: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         require(isinstance(self.metric, str), f"metric must be the name of a metric, got {self.metric!r}")
@@ -205,6 +209,12 @@ class Study:
         require(
             self.continue_to is None or (_whole(self.continue_to) and self.search.scheduler == "none"),
             f"continue_to must be a number of rounds, and goes with search.scheduler none, got {self.continue_to}",
+        )
+
+        settings = [self.base, *(case.settings for case in self.cases)]
+        require(
+            self.reference is not None or not any(REFERENCE in map(str, one.values()) for one in settings),
+            f"study {self.name} has a setting {REFERENCE} but no `reference`; give the settings of the reference run",
         )
 
     @property
@@ -293,8 +303,9 @@ def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
     for key in ("environments", "space"):
         if key in values:
             values[key] = _space(f"{name}: {key}", values[key])
-    if "base" in values:
-        values["base"] = _mapping(f"{name}: base", values["base"])
+    for key in ("base", "reference"):
+        if key in values:
+            values[key] = _mapping(f"{name}: {key}", values[key])
     values["cases"] = tuple(_case(name, item) for item in _listed(f"{name}: cases", values.get("cases", ())))
     values["seeds"] = _seeds(name, values.get("seeds", 1))
     for key, cls in (("search", Search), ("stop", Stop)):

@@ -21,7 +21,7 @@ from fl_lightning.experiment import Keeping
 from tune import record
 from tune.cluster import Resources, connected
 from tune.estimate import Estimate
-from tune.grid import Cell, cells
+from tune.grid import Cell, cells, reference_cells
 from tune.outcome import CellOutcome, best_of, ended, outcome_of
 from tune.packing import Unit, packs, units
 from tune.study import Stop, Study
@@ -90,20 +90,29 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
     Raises:
         UserError: If the study, the cluster or the store cannot be used; before anything is trained.
     """
+    known = cells(study) if study.search.algorithm != "optuna" else None  # refuses settings that cannot be
     folder = options.out / "sweeps" / f"{study.name}-{study.scale or 'all'}-{study.identity}"
     parent = record.open_sweep(study, options.out, folder)
     keeping = Keeping(parent.child_tags, pictures=False, checkpoint=_keeps(study))
     order = Order(options.out, keeping, stop=study.stop, metric=study.metric, fresh=options.fresh)
     failures: dict[str, str] = {}
-    with ExitStack() as stack:
-        # Only when there is something to compute: starting a cluster takes seconds.
-        slots = functools.cache(lambda: stack.enter_context(connected(options.address, options.resources, options.out)))
-        runner = _Runner(study, options, order, folder / "ray", slots, watch, failures)
-        tried = runner.grid(cells(study)) if study.search.algorithm != "optuna" else runner.search()
-        if study.continue_to is not None:
-            tried += runner.grid(_continued(study, tried, options.out))
-    outcomes = [outcome_of(cell, options.out, study) for cell in tried]
-    parent.close(outcomes, failures)
+    try:
+        with ExitStack() as stack:
+            # Only when there is something to compute: starting a cluster takes seconds.
+            place = functools.partial(connected, options.address, options.resources, options.out)
+            slots = functools.cache(lambda: stack.enter_context(place()))
+            runner = _Runner(study, options, order, folder / "ray", slots, watch, failures)
+            if known is not None and study.reference is not None:
+                found = runner.references(reference_cells(study))
+                known = [replace(cell, references=found[cell.group[1]]) for cell in known]
+            tried = runner.search() if known is None else runner.grid(known)
+            if study.continue_to is not None:
+                tried += runner.grid(_continued(study, tried, options.out))
+        outcomes = [outcome_of(cell, options.out, study) for cell in tried]
+        parent.close(outcomes, failures)
+    except BaseException as reason:
+        parent.abandon(reason)
+        raise
     return Outcome(outcomes, failures, runner.computed, folder, parent.run_id)
 
 
@@ -160,7 +169,17 @@ class _Runner:
         """Trials at once; asking for it connects to the cluster."""
         return min(self._cluster(), self._options.max_concurrent or sys.maxsize)
 
-    def grid(self, tried: Sequence[Cell]) -> list[Cell]:
+    def references(self, computed: Sequence[Cell]) -> dict[Any, dict[int, str]]:
+        """Compute the runs that others refer to; their folders, by environment and seed. Their final models stay."""
+        self.grid(computed, keep=True)
+        return {
+            cell.group[1]: {
+                config.seed: str(experiment.folder_of(config, self._options.out)) for config in cell.configs
+            }
+            for cell in computed
+        }
+
+    def grid(self, tried: Sequence[Cell], keep: bool = False) -> list[Cell]:
         """Compute settings that are known beforehand."""
         configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
         todo = configs if self._options.fresh else missing(configs, self._options.out, self._study.stop)
@@ -171,7 +190,8 @@ class _Runner:
             cases = {config.identity: cell.case for cell in tried for config in cell.configs}
             work = self._packed(units(todo))
             ray_space = {"pack": _ray().grid_search(list(range(len(work))))}
-            order = self._order._replace(cases=cases)
+            keeping = self._order.keeping
+            order = self._order._replace(cases=cases, keeping=keeping._replace(checkpoint=keep or keeping.checkpoint))
             self._fit(ray_space, order, lambda finished: (done + finished, len(configs)), work)
         return list(tried)
 

@@ -136,7 +136,7 @@ def _line(panel: Axes, best: pd.DataFrame, key: str, values: Sequence[Any], colo
     mean, low, high = (100 * rows[name].to_numpy(dtype=float) for name in ("mean", "low", "high"))
     panel.plot(x, mean, color=colour, linestyle=dash, marker=marker, ms=3.2, lw=1.3)
     if np.nanmax(rows["n"].to_numpy(dtype=float), initial=0) > 1:
-        panel.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+        panel.fill_between(x, low, high, color=colour, linewidth=0)
     died = x[(rows["n"].to_numpy(dtype=float) == 0) & (rows["diverged"].to_numpy(dtype=float) > 0)]
     if len(died):
         ground = panel.get_xaxis_transform()
@@ -176,9 +176,13 @@ def _rounds(runs: pd.DataFrame) -> str:
 
 
 def _finish(figure: Picture, best: pd.DataFrame, runs: pd.DataFrame, remarks: Sequence[str], basis: str) -> Picture:
+    for panel in figure.axes:
+        for band in panel.collections:
+            band.set_alpha(style.opacity(len(panel.lines)))
     tried = sorted(set(best["tried"]))
     settings = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[-1]}"
     choice = f"; best of {settings} settings" if tried[-1] > 1 else ""
     style.headline(figure, f"{basis}; {style.seeds([int(n) for n in best['n']])}{choice}")
     figure.remarks = [*runs.attrs.get("remarks", ()), *remarks, *contests.budget_remarks(best)]
+    figure.run_ids = list(dict.fromkeys(run_id for ids in best["run_ids"] for run_id in ids))
     return figure

@@ -36,6 +36,7 @@ def global_against_local(runs: pd.DataFrame) -> Picture:
     style.legend(figure, entries, columns=1)
     style.headline(figure, f"one point per run; {_numbers(ended)}")
     figure.remarks = [*runs.attrs.get("remarks", ()), *remarks]
+    figure.run_ids = list(ended["run_id"])
     return figure
 
 
@@ -63,7 +64,8 @@ def errors_behind_accuracies(runs: pd.DataFrame) -> Picture:
         panel.set_xscale("log")
         panel.set(xlabel=names[x], ylabel=f"{y} (%)")
         found = correlation(np.log(positive[x]), positive[y], clusters=None)
-        panel.set_title(f"{y} and log {x}: {in_words(found)}", fontsize=7, color=style.ink(), loc="left")
+        style.logarithmic(panel)
+        panel.set_title(f"{y} and log {x}: {in_words(found)}", fontsize=6, color=style.ink(), loc="left")
         if len(positive) < len(measured):
             remarks.append(f"{len(measured) - len(positive)} runs with {x} = 0 have no place on a logarithmic axis")
     entries = [(f"α = {contests.shown(alpha)}", {"color": colour, "lw": 3}) for alpha, colour in colours.items()]
@@ -74,6 +76,7 @@ def errors_behind_accuracies(runs: pd.DataFrame) -> Picture:
     style.legend(figure, entries, kinds)
     style.headline(figure, f"one point per run; {_numbers(ended)}")
     figure.remarks = [*runs.attrs.get("remarks", ()), *remarks]
+    figure.run_ids = list(ended["run_id"])
     return figure
 
 

@@ -132,12 +132,13 @@ def _draw(
     cases = list(dict.fromkeys(line.case for line in lines))
     methods = {line.case: DISPLAY.get(m, m) for line in lines for m in _all(line)["method"].iloc[:1]}
     looks, dashes = style.looks(cases, methods), style.dashes(values)
-    figure, panels = style.picture(len(metrics), sharex=True)
+    figure, panels = style.picture(len(metrics), height=2.3 if len(lines) <= 6 else 3.0, sharex=True)
+    opacity = style.opacity(len(lines))
     longest = rounds["round"].max()
     bands: list[Band] = []
     for panel, metric in zip(panels, metrics, strict=True):
         for line in lines:
-            bands += _curve(panel, line, metric, looks[line.case], dashes[line.value], longest)
+            bands += _curve(panel, line, metric, looks[line.case], dashes[line.value], longest, opacity)
         panel.set_ylabel(AXIS_NAMES.get(metric, metric))
     panels[-1].set_xlabel(axis.label)
     if axis.whole:
@@ -152,6 +153,7 @@ def _draw(
     loose = _loose_remarks(lines)
     style.headline(figure, _basis(bands, best, metrics[0]) + ("; " + "; ".join(loose) if loose else ""))
     figure.remarks = [*rounds.attrs.get("remarks", ()), *remarks, *contests.budget_remarks(best), *loose]
+    figure.run_ids = [str(run_id) for line in lines for part in (line.results, line.loose) for run_id in part["run_id"].unique()]
     return figure
 
 
@@ -184,7 +186,7 @@ def _lines(rounds: pd.DataFrame, by: str | None, metric: str) -> tuple[list[Line
     lines = []
     for _, row in best.iterrows():
         mine = table.loc[table["case"].eq(row["case"])]
-        for key in (*keys, *(settings if row["run_ids"] else ())):
+        for key in (*keys, *settings):
             same = mine[key].isna() if row[key] is None or row[key] != row[key] else mine[key].eq(row[key])
             mine = mine.loc[same]
         loose = mine.loc[~mine["run_id"].isin(row["run_ids"]), "run_id"].iloc[:MAX_LOOSE]
@@ -199,7 +201,7 @@ def _lines(rounds: pd.DataFrame, by: str | None, metric: str) -> tuple[list[Line
     return lines, best
 
 
-def _curve(panel: Axes, line: Line, metric: str, look: Look, dash: Any, longest: int) -> Iterator[Band]:
+def _curve(panel: Axes, line: Line, metric: str, look: Look, dash: Any, longest: int, opacity: float) -> Iterator[Band]:
     every = max(1, round(longest / 8))
     if len(line.results):
         wide = line.results.pivot(index="run_id", columns="round", values=metric)
@@ -209,7 +211,7 @@ def _curve(panel: Axes, line: Line, metric: str, look: Look, dash: Any, longest:
         marks = {"marker": look.marker, "ms": 3.2, "markevery": every}
         panel.plot(x, band.mean, color=look.colour, linestyle=dash, lw=1.3, **marks)
         if band.n > 1:
-            panel.fill_between(x, band.low, band.high, color=look.colour, alpha=0.16, linewidth=0)
+            panel.fill_between(x, band.low, band.high, color=look.colour, alpha=opacity, linewidth=0)
         yield band
     for _, run in line.loose.groupby("run_id"):
         panel.plot(run["x"], 100 * run[metric], color=look.colour, linestyle=dash, lw=0.7, alpha=0.7)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
 from numpy.typing import ArrayLike
 
 from analysis import contests, style
@@ -73,6 +74,7 @@ def ridge_curves(ridges: pd.DataFrame) -> Picture:
     _legend(figure, list(shown))
     style.headline(figure, style.seeds(sorted(numbers)))
     figure.remarks = list(ridges.attrs.get("remarks", ()))
+    figure.run_ids = list(dict.fromkeys(ridges["run_id"]))
     return figure
 
 
@@ -97,9 +99,9 @@ def precision_matrix(matrix: ArrayLike, name: str = "") -> Picture:
     # Most entries are tiny: the ends of the colours are where 98 % of what differs from the usual entry lies.
     usual = float(np.median(values))
     reach = float(np.quantile(np.abs(values - usual), 0.98)) or 1.0
-    cells = panel.imshow(
-        values, cmap="RdBu_r", vmin=usual - reach, vmax=usual + reach, interpolation="nearest", rasterized=True
-    )
+    low, high = max(values.min(), usual - reach), min(values.max(), usual + reach)
+    scale = TwoSlopeNorm(usual, min(low, usual - 1e-9), max(high, usual + 1e-9))
+    cells = panel.imshow(values, cmap="RdBu_r", norm=scale, interpolation="nearest")
     panel.set(xlabel="parameter", ylabel="parameter")
     bar = figure.colorbar(cells, ax=panel, label="normalised precision", extend="both", shrink=0.9)
     bar.ax.tick_params(labelsize=7, colors=style.faint(), labelcolor=style.ink())
@@ -137,6 +139,7 @@ def _over_rounds(rounds: pd.DataFrame, metrics: Mapping[str, str], scale: float)
     _legend(figure, list(shown))
     style.headline(figure, style.seeds(sorted(numbers)))
     figure.remarks = [*rounds.attrs.get("remarks", ()), *remarks]
+    figure.run_ids = list(dict.fromkeys(rounds["run_id"]))
     return figure
 
 

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.colors import LogNorm
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import ArrayLike
 
 from analysis import style
 from analysis.style import COLUMN, Picture
 from fl_lightning.pictures import BLUES
 
+# Under the cells in every theme: the colours of many samples would vanish on a dark ground.
+GROUND = "#fafafa"
 # More panels than this cannot be read in one column.
 MOST = 6
 
@@ -33,6 +35,7 @@ def partitions(counts: Mapping[str, ArrayLike]) -> Picture:
     for panel, (title, table) in zip(panels, tables.items(), strict=False):
         style.dress(panel)
         panel.grid(visible=False)
+        panel.set_facecolor(GROUND)
         cells = panel.imshow(
             np.ma.masked_equal(table.T, 0),
             cmap=BLUES,
@@ -45,6 +48,8 @@ def partitions(counts: Mapping[str, ArrayLike]) -> Picture:
         note = f"\n{len(table) - held} of {len(table)} without samples" if held < len(table) else ""
         panel.set_title(f"{title}{note}", fontsize=6.5, color=style.ink())
         panel.tick_params(labelsize=6)
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     for position, panel in enumerate(panels):
         panel.set_visible(position < len(tables))
         if position % columns == 0:

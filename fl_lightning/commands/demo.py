@@ -16,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments))
     options.json = options.quiet = False
     print("FOLA against FedAvg on 8x8 digits, and against training on all data in one place. Dirichlet alpha = 0.01")
-    print("leaves two of the 10 clients without data, and most others with one class or two.")
+    print("leaves some of the 10 clients without data, and most others with one class or two.")
     from tune.study import load
     from tune.sweep import Options
 

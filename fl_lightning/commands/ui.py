@@ -10,8 +10,9 @@ from pathlib import Path
 from fl_lightning.errors import require
 from fl_lightning.track import store_uri
 
-# The page of our experiment: the first one that is created after MLflow's own.
-CHARTS = "#/experiments/1/runs?compareRunsMode=CHART"
+# The page of our experiment: the first one that is created after MLflow's own. Sorted by a metric, because under the
+# default order the runs of a sweep are folded away below their parent, and the charts are empty.
+CHARTS = "#/experiments/1/runs?compareRunsMode=CHART&orderByKey=metrics.%60GA%60&orderByAsc=false"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,0 +1,69 @@
+"""The commands that make runs again."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from analysis.runs import Sweep
+from fl_lightning.config import PARTS, schema_of
+from fl_lightning.errors import UserError
+
+
+def sweep_command(sweep: Sweep, place: str) -> str:
+    """The command of a sweep, with the settings that were given beside its name.
+
+    Args:
+        sweep: From `Runs.sweeps`.
+        place: Folder of runs.
+    """
+    from tune import study
+
+    parts = ["fl-lightning", "sweep", sweep.study]
+    if sweep.scale != "all":
+        parts += ["--scale", sweep.scale]
+    try:
+        usual = dict(study.load(sweep.study, sweep.scale if sweep.scale != "all" else None).base)
+    except UserError:  # somebody's own file
+        parts[2] = f"{sweep.study}.yaml"
+        usual = dict(sweep.content.get("base") or {})
+    given = sweep.content.get("base") or {}
+    parts += [f"--{key}={_flag(value)}" for key, value in given.items() if usual.get(key, _MISSING) != value]
+    return shlex.join([*parts, "--out", place])
+
+
+def run_command(run: Mapping[str, Any], place: str) -> str:
+    """The command of one run: every setting that is not as by default.
+
+    Args:
+        run: A row of `runs.load`.
+        place: Folder of runs.
+    """
+    names = {part: str(run[part]) for part in PARTS if part in run}
+    try:
+        schema = schema_of({**{part: default for part, (_, default, _) in PARTS.items()}, **names})
+    except UserError:  # a plugin that is not here
+        schema = {}
+    flags = []
+    for key, item in schema.items():
+        value = run.get(key)
+        if value is None or (isinstance(value, float) and pd.isna(value)):
+            continue
+        if _flag(value) != _flag(item.default) and key != "data.root":
+            flags += [f"--{key}", _flag(value)]
+    return shlex.join(["fl-lightning", "run", *flags, "--out", place])
+
+
+_MISSING = object()
+
+
+def _flag(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value)

@@ -1,0 +1,418 @@
+"""One page that tells what runs have shown: a summary in words, every figure and table they allow, and how to repeat it.
+
+The page holds everything it needs and asks no network. Beside it lie the figures as SVG, PDF and PNG and the tables as
+CSV and LaTeX.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis import commands, contests, figures, page, style, tables, words
+from analysis.runs import NoRuns, Runs
+from analysis.statistics import MIN_FOR_CORRELATION
+from analysis.style import Picture
+from fl_lightning.checkpoint import write_atomically
+from fl_lightning.errors import UserError
+
+# Ids of runs that are printed below a figure; all of them are in runs.csv.
+MOST_IDS = 12
+MOST_COMMANDS = 6
+
+
+class Item(NamedTuple):
+    """A figure or a table on the page.
+
+    Attributes:
+        key: Of its files and its anchor.
+        title: Heading.
+        about: What it shows, in a sentence.
+        body: HTML: inline SVG, or a table.
+        notes: What a reader must know.
+        basis: The runs behind it, in words.
+        files: Beside the page.
+    """
+
+    key: str
+    title: str
+    about: str
+    body: str
+    notes: list[str]
+    basis: str
+    files: list[Path]
+
+
+@dataclass
+class Section:
+    """A study at one scale, or the runs without a study.
+
+    Attributes:
+        key: Anchor.
+        title: Heading.
+        about: The study in its own words.
+        commands: How to make these runs again.
+        summary: Findings, one sentence each.
+        figures: Those that the runs allow.
+        tables: Likewise.
+        absent: What they do not allow, and why.
+    """
+
+    key: str
+    title: str
+    about: str
+    commands: list[str]
+    summary: list[str] = field(default_factory=list)
+    figures: list[Item] = field(default_factory=list)
+    tables: list[Item] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+
+
+class Material(NamedTuple):
+    """The tables that figures are made from."""
+
+    store: Runs
+    runs: pd.DataFrame
+    rounds: pd.DataFrame
+
+    def varies(self, *keys: str) -> bool:
+        """Whether all these settings differ between runs."""
+        return all(key in self.runs and self.runs[key].nunique() > 1 for key in keys)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether there is more than one round."""
+        return bool(len(self.rounds)) and bool(self.rounds["round"].max() > 1)
+
+    @property
+    def has_curvatures(self) -> bool:
+        """Whether this is a study of curvatures."""
+        return self.varies("method.curvature_form") or bool(len(self.store.ridges(self.runs)))
+
+
+class Entry(NamedTuple):
+    """An item of the paper: when it makes sense, and how it is drawn."""
+
+    key: str
+    title: str
+    about: str
+    fits: Callable[[Material], bool]
+    draw: Callable[[Material], Picture]
+
+
+CATALOGUE = (
+    Entry(
+        "best_for_alpha_and_clients",
+        "Best GA for each α and N",
+        "The best setting of every method under every condition. Colour is N; FedAvg is solid, FOLA dashed.",
+        lambda m: m.varies("data.alpha") and (m.varies("data.clients") or not m.lasts),
+        lambda m: figures.best_for_alpha_and_clients(m.runs),
+    ),
+    Entry(
+        "best_for_alpha",
+        "Best GA for each α",
+        "The best setting of every method, continued to its last round.",
+        lambda m: m.varies("data.alpha") and m.lasts,
+        lambda m: figures.best_for_alpha(m.runs),
+    ),
+    Entry(
+        "over_hyperparameters",
+        "GA over lr, E and B",
+        "Each with the others at their best. Colour is the method, dash is α.",
+        lambda m: any(m.varies(key) for key in ("training.lr", "training.epochs", "training.batch_size")),
+        lambda m: figures.over_hyperparameters(m.runs),
+    ),
+    Entry(
+        "over_epochs",
+        "GA and LA over E and λ",
+        "The settings are those of the best GA, also in the panel of LA.",
+        lambda m: m.varies("training.epochs") and m.lasts,
+        lambda m: figures.over_epochs(m.runs),
+    ),
+    Entry(
+        "curves_by_clients",
+        "Learning curves by N",
+        "Colour is the method, dash the number of clients.",
+        lambda m: m.lasts and m.varies("data.clients"),
+        lambda m: figures.curves_by_clients(m.rounds),
+    ),
+    Entry(
+        "curves_by_alpha",
+        "Learning curves by α",
+        "Colour is the method, dash the heterogeneity; every method at its best setting.",
+        lambda m: m.lasts and m.varies("data.alpha"),
+        lambda m: figures.curves_by_alpha(m.rounds),
+    ),
+    Entry(
+        "prior_and_product",
+        "Ablation: product and prior loss",
+        "Product of posteriors or plain average; dash is the strength λ of the prior loss, 0 is none.",
+        lambda m: m.lasts and "method.strength" in contests.conditions(m.runs),
+        lambda m: figures.prior_and_product(m.rounds),
+    ),
+    Entry(
+        "online_against_offline",
+        "Ablation: online and offline curvature",
+        "The Fisher taken along the local path, or once at its end.",
+        lambda m: m.lasts and m.varies("method.curvature") and not m.varies("data.clients") and not m.has_curvatures,
+        lambda m: figures.online_against_offline(m.rounds),
+    ),
+    Entry(
+        "learning_curves",
+        "Learning curves",
+        "GA is the accuracy of the server's model, LA the mean accuracy of the clients' models, on the same test set.",
+        lambda m: m.lasts and not any(entry.fits(m) for entry in CATALOGUE if entry.key in _CURVES),
+        lambda m: figures.learning_curves(m.rounds),
+    ),
+    Entry(
+        "curvatures",
+        "GA and LA of the curvatures",
+        "Colour is the form of the curvature, dash how it is evaluated.",
+        lambda m: m.lasts and m.has_curvatures,
+        lambda m: figures.curvatures(m.rounds),
+    ),
+    Entry(
+        "ridge_curves",
+        "Accuracy along the ridge between two clients",
+        "From client 2's model to client 1's, on the ridge of their posteriors or on the straight line.",
+        lambda m: m.has_curvatures,
+        lambda m: figures.ridge_curves(m.store.ridges(m.runs)),
+    ),
+    Entry(
+        "precision_matrix",
+        "The precision of a client",
+        "What a diagonal leaves out: entries away from the diagonal are covariances between parameters.",
+        lambda m: m.has_curvatures,
+        lambda m: figures.precision_matrix(*m.store.precision_matrix(m.runs)),
+    ),
+    Entry(
+        "cosine_of_precisions",
+        "How alike the clients' precisions are",
+        "The paper's normalisation decides the answer for full matrices, so both are shown.",
+        lambda m: m.lasts and m.has_curvatures,
+        lambda m: figures.cosine_of_precisions(m.rounds),
+    ),
+    Entry(
+        "errors_behind_accuracies",
+        "GA and AE, LA and LF",
+        "Distances from a reference posterior: AE of the server's model, LF of the clients' models.",
+        lambda m: "AE" in m.runs and bool(m.runs["AE"].notna().any()),
+        lambda m: figures.errors_behind_accuracies(m.runs),
+    ),
+    Entry(
+        "global_against_local",
+        "GA and LA",
+        "One point per run, under equal conditions; lines are least squares.",
+        lambda m: int(m.runs["ended"].sum()) >= MIN_FOR_CORRELATION,
+        lambda m: figures.global_against_local(m.runs),
+    ),
+    Entry(
+        "against_bytes",
+        "GA over bytes",
+        "What the server and all clients have sent: a method that sends twice as much per round is twice as far right.",
+        lambda m: m.lasts,
+        lambda m: figures.against_bytes(m.rounds),
+    ),
+    Entry(
+        "against_seconds",
+        "GA over seconds",
+        "Time of training and aggregation on the machine that ran them, which may have been busy.",
+        lambda m: m.lasts,
+        lambda m: figures.against_seconds(m.rounds),
+    ),
+    Entry(
+        "partitions",
+        "Who holds which classes",
+        "The partitions of these runs; white is no sample.",
+        lambda m: True,
+        lambda m: figures.partitions(m.store.partitions(m.runs)),
+    ),
+)
+_CURVES = ("curves_by_clients", "curves_by_alpha", "prior_and_product", "online_against_offline", "curvatures")
+
+Watch = Callable[[str], None]
+
+
+def write(
+    out: Path,
+    store: str | Path | None = None,
+    study: str | None = None,
+    scale: str | None = None,
+    watch: Watch = lambda _: None,
+) -> Path:
+    """Write the report.
+
+    Args:
+        out: Folder of the report.
+        store: Folder of runs, database file or MLflow URI.
+        study: Only this study; without one all that the store has.
+        scale: Of the study.
+        watch: Told what is being drawn.
+
+    Returns:
+        The page.
+
+    Raises:
+        UserError: If there is nothing to report, or the folder cannot be written.
+    """
+    runs = Runs(store)
+    parts = list(_selections(runs, study, scale))
+    try:
+        for folder in ("figures", "tables"):
+            (out / folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
+    place = runs.store.place
+    sections = []
+    for key, title, about, commands_of, table in parts:
+        section = Section(key, title, about, commands_of)
+        _fill(section, Material(runs, table, runs.rounds(table)), out, watch)
+        table.drop(columns=["name"], errors="ignore").to_csv(out / "tables" / f"{key}-runs.csv", index=False)
+        sections.append(section)
+    background = _background(out)
+    text = page.render(sections, background, place, datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"))
+    path = out / "index.html"
+    write_atomically(path, text.encode())
+    return path
+
+
+def _selections(
+    runs: Runs, study: str | None, scale: str | None
+) -> Iterator[tuple[str, str, str, list[str], pd.DataFrame]]:
+    """What becomes a section: every study at every scale, then the runs that belong to none."""
+    place = runs.store.place
+    if study is not None:
+        runs.load(study, scale=scale if scale else None) if scale or len(runs.studies.get(study, ())) < 2 else None
+    elif not len(runs.table):
+        raise NoRuns(f"{place} holds no runs yet; make some with `fl-lightning demo`")
+    for name, scales in runs.studies.items():
+        for size in scales:
+            if study not in (None, name) or scale not in (None, size):
+                continue
+            try:
+                table = runs.load(name, scale=size)
+            except NoRuns:  # a sweep that has only just begun
+                continue
+            swept = runs.sweep(name, size)
+            about = str(swept.content.get("about", "")) if swept else ""
+            title = name if size == "all" else f"{name}, scale {size}"
+            command = [commands.sweep_command(swept, place)] if swept else []
+            yield _key(f"{name}-{size}"), title, about, command, table
+    if study is None and runs.table["study"].isna().any():
+        alone = set(runs.table.loc[runs.table["study"].isna(), "run_id"])
+        table = runs.load()
+        kept = table.loc[table["run_id"].isin(alone)].reset_index(drop=True)
+        if len(kept):
+            kept.attrs.update(remarks=table.attrs.get("remarks", []))
+            made = [commands.run_command(row, place) for _, row in kept.head(MOST_COMMANDS).iterrows()]
+            more = [f"# and {len(kept) - MOST_COMMANDS} more, see runs.csv"] if len(kept) > MOST_COMMANDS else []
+            yield "runs", "Runs without a study", "Made by fl-lightning run or compare.", [*made, *more], kept
+
+
+def _fill(section: Section, material: Material, out: Path, watch: Watch) -> None:
+    swept = material.store.sweep(str(material.runs["study"].iloc[0]), str(material.runs.get("scale", [""])[0]))
+    thresholds = tuple((swept.content.get("thresholds") if swept else None) or (0.3, 0.4, 0.8))
+    section.summary = words.summary(material.runs, material.rounds, thresholds)
+    for entry in CATALOGUE:
+        if not entry.fits(material):
+            continue
+        watch(f"{section.title}: {entry.title}")
+        figure = entry.draw(material)
+        if figure.empty:
+            section.absent.append(f"{entry.title}: {figure.remarks[0]}")
+            continue
+        section.figures.append(_figure(figure, entry, section, material, out))
+    for key, title, about, table in _tables(material, thresholds):
+        if not len(table):
+            continue
+        files = tables.save(table, out / "tables" / f"{section.key}-{key}", title)
+        basis = _basis(material.runs["run_id"], section)
+        name = f"{section.key}-{key}"
+        section.tables.append(Item(name, title, about, tables.html(table), [], basis, _relative(files, out)))
+
+
+def _tables(material: Material, thresholds: Sequence[float]) -> Iterator[tuple[str, str, str, pd.DataFrame]]:
+    runs, rounds = material.runs, material.rounds
+    if not runs["ended"].any():
+        return
+    yield (
+        "accuracy",
+        "GA, LA and rounds to thresholds",
+        f"At the best setting of every case. {tables.NOTE}",
+        tables.accuracy_and_rounds(runs, rounds, thresholds),
+    )
+    if contests.tuned(runs):
+        yield (
+            "best",
+            "Best settings",
+            "Chosen and reported on the same seeds and test set, so a little too good for every case alike. With "
+            "unequal numbers of settings compare what to expect of the best of equally many.",
+            tables.best_settings(runs),
+        )
+    yield (
+        "paired",
+        "Paired comparison",
+        "Differences of GA on equal seeds and partitions; Wilcoxon's signed-rank test, with Holm's correction for all "
+        "tests of this table; effect: rank-biserial correlation from -1 to 1.",
+        tables.paired_comparison(runs),
+    )
+    yield (
+        "correlations",
+        "Correlations",
+        "Over runs; intervals from resampled runs.",
+        tables.correlations(runs),
+    )
+    yield (
+        "costs",
+        "What a round costs",
+        "Traffic of the server and all clients together; the last GA that each case reaches within the traffic that all "
+        "of them use.",
+        tables.costs(runs, rounds),
+    )
+
+
+def _figure(figure: Picture, entry: Entry, section: Section, material: Material, out: Path) -> Item:
+    name = f"{section.key}-{entry.key}"
+    files = style.save(figure, out / "figures" / name)
+    basis = _basis(figure.run_ids or list(material.runs["run_id"]), section)
+    body = _inline(files[0].read_text(), entry.title)
+    return Item(name, entry.title, entry.about, body, list(dict.fromkeys(figure.remarks)), basis, _relative(files, out))
+
+
+def _background(out: Path) -> Item:
+    figure = figures.landscape()
+    files = style.save(figure, out / "figures" / "landscape")
+    about = (
+        "Two clients' posteriors over two parameters. The average of their means may fall between the modes; the product "
+        "lies on the ridge, where a point that both find likely is. Not from runs: two chosen Gaussians."
+    )
+    title = "Why a product of posteriors"
+    return Item("landscape", title, about, _inline(files[0].read_text(), title), [], "", _relative(files, out))
+
+
+def _inline(svg: str, title: str) -> str:
+    """For a page whose colours follow the reader's: the size from the column, the colours from the style sheet."""
+    svg = style.recoloured(svg, lambda light, dark: f"var({page.variable(light)})")
+    svg = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r"<svg \1", svg, count=1)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    label = title.replace('"', "")
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+
+
+def _basis(run_ids: Sequence[str] | pd.Series, section: Section) -> str:
+    ids = list(dict.fromkeys(run_ids))
+    shown = " ".join(run_id[:8] for run_id in ids[:MOST_IDS])
+    more = f" and {len(ids) - MOST_IDS} more in tables/{section.key}-runs.csv" if len(ids) > MOST_IDS else ""
+    return f"{len(ids)} run{'s' if len(ids) != 1 else ''}: {shown}{more}"
+
+
+def _relative(files: Sequence[Path], out: Path) -> list[Path]:
+    return [path.relative_to(out) for path in files]
+
+
+def _key(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text)

@@ -1,0 +1,102 @@
+"""A store with the runs of the smoke studies, made once for all tests, in one process and without Ray."""
+
+import os
+import shutil
+from contextlib import suppress
+
+import filelock
+import pytest
+
+from fl_lightning import experiment
+from fl_lightning.config import configure
+from fl_lightning.experiment import Keeping
+
+STUDIES = (
+    "demo",
+    "mnist_first_round",
+    "mnist_curves",
+    "cifar_epochs",
+    "cifar_heterogeneity",
+    "cifar_table",
+    "ablation_prior",
+    "ablation_online_offline",
+)
+TINY = {
+    "data": "digits",
+    "data.clients": 4,
+    "model.hidden": [8],
+    "engine": "functional",
+    "federation.rounds": 3,
+    "training.epochs": 1,
+}
+
+
+@pytest.fixture(scope="session")
+def smoke_store(tmp_path_factory, empty_store):
+    """The folder of runs; nobody may write to it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # of all workers, but of this session alone
+    out = shared / "smoke-runs"
+    with filelock.FileLock(shared / "smoke-runs.lock"), pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        if not (out / "done").exists():
+            shutil.rmtree(out, ignore_errors=True)
+            out.mkdir()
+            shutil.copy(empty_store, out / "mlflow.db")
+            for name in STUDIES:
+                sweep_here(name, out)
+            (out / "done").touch()
+    return out
+
+
+@pytest.fixture(scope="session")
+def odd_store(tmp_path_factory, empty_store):
+    """Runs without a study: finished, diverged, stopped, begun, and repeated with --fresh."""
+    out = tmp_path_factory.mktemp("odd") / "runs"
+    out.mkdir()
+    shutil.copy(empty_store, out / "mlflow.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        for seed in (0, 1):
+            for method in ("fedavg", "fola"):
+                experiment.run(configure({**TINY, "method": method, "seed": seed}), out)
+        experiment.run(configure({**TINY, "method": "fola", "method.curvature": "offline"}), out)
+        experiment.run(configure({**TINY, "method": "fola", "seed": 1}), out, fresh=True)
+        experiment.run(configure({**TINY, "method": "fedavg", "training.lr": 1e20, "seed": 2}), out)
+        stopped = experiment.rounds(configure({**TINY, "method": "fedavg", "seed": 3}), out)
+        next(stopped)
+        stopped.close()
+        failed = experiment.rounds(configure({**TINY, "method": "fola", "seed": 4}), out)
+        next(failed)
+        with suppress(RuntimeError):
+            failed.throw(RuntimeError("a bug"))
+    return out
+
+
+def sweep_here(name, out):
+    """What `fl-lightning sweep NAME --scale smoke` does, without its cluster."""
+    from tune import record
+    from tune.grid import cells
+    from tune.outcome import outcome_of
+    from tune.packing import units
+    from tune.study import load
+    from tune.sweep import _continued
+    from tune.work import Order, one_after_the_other
+
+    study = load(name, "smoke")
+    parent = record.open_sweep(study, out, out / "sweeps" / f"{name}-smoke")
+    keeping = Keeping(parent.child_tags, pictures=False, checkpoint=study.continue_to is not None)
+
+    def compute(tried):
+        configs = {config.identity: config for cell in tried for config in cell.configs}
+        cases = {config.identity: cell.case for cell in tried for config in cell.configs}
+        for news in one_after_the_other(units(list(configs.values())), Order(out, keeping, cases)):
+            assert not news.failures
+
+    tried = cells(study)
+    compute(tried)
+    if study.continue_to is not None:
+        further = _continued(study, tried, out)
+        compute(further)
+        tried = [*tried, *further]
+    parent.close([outcome_of(cell, out, study) for cell in tried], {})

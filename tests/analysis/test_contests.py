@@ -1,0 +1,118 @@
+"""Who competes with whom, and who is best: conditions, tuned settings, diverged and missing seeds, equal budgets."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import contests
+from tests.analysis.synthetic import runs_table
+
+
+def test_conditions_and_tuned_settings_are_told_apart():
+    table = runs_table(alphas=(0.01, 1), lrs=(0.1, 0.01), strengths=(1, 10), rounds=1)
+    assert contests.conditions(table) == ["data.alpha"]
+    assert contests.tuned(table) == ["training.lr", "method.strength"]
+    table.attrs["conditions"] = ["method.strength"]  # as a study declares it
+    assert contests.conditions(table) == ["data.alpha", "method.strength"]
+    assert contests.tuned(table) == ["training.lr"]
+
+
+def test_what_makes_a_case_is_not_tuned():
+    table = runs_table(rounds=1)
+    table["method.curvature"] = table["case"].map({"FOLA": "online"})
+    assert contests.tuned(table) == []
+
+
+def brute_force(table, metric="GA"):
+    """The largest mean over seeds by loops."""
+    best = {}
+    for alpha in set(table["data.alpha"]):
+        for case in set(table["case"]):
+            mine = table[(table["data.alpha"] == alpha) & (table["case"] == case)]
+            means = {
+                (lr, epochs): mine[(mine["training.lr"] == lr) & (mine["training.epochs"] == epochs)][metric].mean()
+                for lr in set(mine["training.lr"])
+                for epochs in set(mine["training.epochs"])
+            }
+            best[alpha, case] = max(means.items(), key=lambda item: item[1])
+    return best
+
+
+def test_the_best_setting_is_the_largest_mean_over_seeds():
+    table = runs_table(alphas=(0.01, 1), lrs=(1, 0.1, 0.01), epochs=(1, 5, 20), rounds=1)
+    expected = brute_force(table)
+    found = contests.best_of_grid(table)
+    assert len(found) == len(expected) == 4
+    for _, row in found.iterrows():
+        setting, mean = expected[row["data.alpha"], row["case"]]
+        assert (row["training.lr"], row["training.epochs"]) == setting
+        assert row["mean"] == pytest.approx(mean)
+        assert (row["n"], row["tried"], row["budget"]) == (3, 9, 9)
+        assert row["expected"] == pytest.approx(mean)
+        chosen = table[table["run_id"].isin(row["run_ids"])]
+        assert sorted(chosen["seed"]) == [0, 1, 2]
+
+
+def test_a_setting_that_diverged_for_one_seed_is_worth_nothing():
+    table = runs_table(cases=("FOLA",), lrs=(1, 0.1), rounds=1)
+    best = contests.best_of_grid(table).iloc[0]
+    victim = best["run_ids"][0]
+    table.loc[table["run_id"].eq(victim), ["status", "ended"]] = ["diverged", False]
+    after = contests.best_of_grid(table).iloc[0]
+    assert after["training.lr"] != best["training.lr"]
+    assert (after["diverged"], after["tried"]) == (1, 2)
+    assert "1 of 2 settings diverged" in contests.budget_remarks(contests.best_of_grid(table))[0]
+
+
+def test_a_setting_that_lacks_seeds_cannot_win():
+    table = runs_table(cases=("FOLA",), lrs=(1, 0.1), rounds=1)
+    best = contests.best_of_grid(table).iloc[0]
+    missing = table.loc[~table["run_id"].eq(best["run_ids"][0])]
+    after = contests.best_of_grid(missing).iloc[0]
+    assert after["training.lr"] != best["training.lr"]
+    assert after["incomplete"] == 1
+
+
+def test_if_all_settings_diverged_the_surviving_seeds_are_shown_as_such():
+    table = runs_table(cases=("FOLA",), rounds=1)
+    table.loc[0, ["status", "ended"]] = ["diverged", False]
+    row = contests.best_of_grid(table).iloc[0]
+    assert (row["n"], row["diverged_seeds"]) == (2, 1)
+    assert row["mean"] == pytest.approx(table["GA"].iloc[1:].mean())
+    table[["status", "ended"]] = ["diverged", False]
+    row = contests.best_of_grid(table).iloc[0]
+    assert row["n"] == 0
+    assert np.isnan(row["mean"])
+
+
+def test_unequal_budgets_are_said_and_evened():
+    many = runs_table(cases=("FOLA",), lrs=(1, 0.1, 0.01, 0.001), rounds=1)
+    few = runs_table(cases=("FedAvg",), lrs=(0.1, 0.01), rounds=1)
+    few["run_id"] = "x" + few["run_id"]
+    both = pd.concat([many, few], ignore_index=True)
+    best = contests.best_of_grid(both).set_index("case")
+    assert "unequal budgets" in contests.budget_remarks(best.reset_index())[0]
+    assert (best["budget"] == 2).all()
+    means = many.groupby("training.lr")["GA"].mean()
+    pairs = [max(a, b) for i, a in enumerate(means) for b in means.iloc[i + 1 :]]
+    assert best.loc["FOLA", "expected"] == pytest.approx(np.mean(pairs))
+    assert best.loc["FOLA", "expected"] < best.loc["FOLA", "mean"]
+    assert best.loc["FedAvg", "expected"] == pytest.approx(best.loc["FedAvg", "mean"])
+
+
+def test_one_picture_shows_equal_conditions_and_says_what_it_leaves_out():
+    table = runs_table(alphas=(0.01, 1), clients=(5, 10, 20), rounds=1)
+    more = table.loc[~(table["data.clients"].eq(20) & table["seed"].eq(0))]
+    kept, remarks = contests.largest(more, ["data.alpha"])
+    assert kept["data.clients"].nunique() == 1
+    assert kept["data.clients"].iloc[0] in (5, 10)
+    assert kept["data.alpha"].nunique() == 2
+    assert remarks[0].startswith("only N = ")
+    assert f"{len(more) - len(kept)} runs at" in remarks[0]
+
+
+def test_the_final_stage_has_the_most_rounds_of_every_condition():
+    short, long = (runs_table(alphas=a, rounds=r) for a, r in (((0.01, 1), 2), ((0.01,), 5)))
+    long["run_id"] = "x" + long["run_id"]
+    final = contests.final_stage(pd.concat([short, long], ignore_index=True))
+    assert final.groupby("data.alpha")["federation.rounds"].unique().map(list).to_dict() == {0.01: [5], 1: [2]}

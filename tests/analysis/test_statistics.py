@@ -1,0 +1,151 @@
+"""Intervals that cover, tests that agree with their definitions, remarks instead of numbers that mislead."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from analysis.statistics import (
+    MIN_FOR_CORRELATION,
+    correlation,
+    expected_best,
+    mean_band,
+    mean_interval,
+    paired,
+)
+
+values = st.lists(st.floats(-100, 100, allow_subnormal=False), min_size=1, max_size=12)
+
+
+def test_the_interval_covers_the_mean_as_often_as_it_says():
+    """Of 5 normal values, plain percentiles would cover in about 83 %."""
+    rng = np.random.default_rng(0)
+    for n, least in ((5, 0.92), (10, 0.92), (30, 0.92)):
+        draws = rng.standard_normal((n, 600))
+        band = mean_band(draws)
+        covered = ((band.low <= 0) & (band.high >= 0)).mean()
+        assert least < covered < 0.99
+
+
+def test_the_interval_is_near_students_for_normal_values():
+    draws = np.random.default_rng(1).standard_normal(40)
+    found = mean_interval(draws)
+    low, high = stats.t.interval(0.95, 39, draws.mean(), stats.sem(draws))
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.05)
+    assert found.remark == ""
+
+
+def test_few_values_give_their_range_and_a_remark():
+    found = mean_interval([1.0, 2.0, 6.0])
+    assert (found.mean, found.low, found.high, found.n) == (3.0, 1.0, 6.0, 3)
+    assert "too few" in found.remark
+    assert mean_interval([4.0]).remark == "a single run"
+    nothing = mean_interval([])
+    assert math.isnan(nothing.mean)
+    assert nothing.n == 0
+
+
+@given(values)
+@settings(max_examples=40, deadline=None)
+def test_the_interval_holds_the_mean_and_is_the_same_every_time(sample):
+    found = mean_interval(sample)
+    assert found.low - 1e-9 <= found.mean <= found.high + 1e-9
+    assert found == mean_interval(sample)
+
+
+def by_definition(differences):
+    """The signed-rank test by trying all signs."""
+    ranks = stats.rankdata(np.abs(differences))
+    seen = abs((ranks * np.sign(differences)).sum())
+    signs = itertools.product((-1, 1), repeat=len(ranks))
+    return np.mean([abs((ranks * np.array(s)).sum()) >= seen - 1e-9 for s in signs])
+
+
+@pytest.mark.parametrize(
+    "differences",
+    [[1, 2, 3, 4, 5, 6], [1, -2, 3, 4, 5, 6, 7], [1, 1, -1, 2, 2, 3, 3, -4], [0, 0, 1, 2, -3, 4, 5, 6, 7]],
+)
+def test_the_paired_test_is_the_signed_rank_test(differences):
+    differences = np.array(differences, dtype=float)
+    found = paired(differences, np.zeros(len(differences)))
+    nonzero = differences[differences != 0]
+    assert found.p == pytest.approx(by_definition(nonzero))
+    ranks = stats.rankdata(np.abs(nonzero))
+    assert found.effect == pytest.approx((ranks[nonzero > 0].sum() - ranks[nonzero < 0].sum()) / ranks.sum())
+    assert found.ties == (differences == 0).sum()
+
+
+def test_many_pairs_use_the_normal_approximation():
+    rng = np.random.default_rng(2)
+    first, second = rng.normal(0.3, 1, 60), rng.normal(0, 1, 60)
+    found = paired(first, second)
+    assert found.p == pytest.approx(stats.wilcoxon(first - second, method="asymptotic").pvalue)
+
+
+def test_too_few_or_equal_pairs_have_no_p():
+    found = paired([0.8, 0.9, 0.7], [0.7, 0.8, 0.6])
+    assert found.p is None
+    assert found.effect == 1.0
+    assert found.ahead == 3
+    assert found.remark == "n = 3 is too few for a test"
+    assert paired([1.0] * 8, [1.0] * 8).remark == "all pairs are equal"
+    assert paired([], []).remark == "no pairs"
+    assert "2 unequal pairs" in paired([1.0, 2, 3, 3, 3, 3, 3], [0.0, 0, 3, 3, 3, 3, 3]).remark
+
+
+def test_correlations_are_scipys_with_intervals_around_them():
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal(200)
+    y = np.exp(x) + 0.2 * rng.standard_normal(200)
+    found = correlation(x, y)
+    assert found.pearson.mean == pytest.approx(stats.pearsonr(x, y).statistic)
+    assert found.spearman.mean == pytest.approx(stats.spearmanr(x, y).statistic)
+    for one in (found.pearson, found.spearman):
+        assert one.low < one.mean < one.high
+        assert one.high - one.low < 0.3
+    reference = stats.bootstrap(
+        (x, y),
+        lambda a, b: stats.pearsonr(a, b).statistic,
+        paired=True,
+        vectorized=False,
+        n_resamples=1500,
+        method="percentile",
+        rng=0,
+    ).confidence_interval
+    assert (found.pearson.low, found.pearson.high) == pytest.approx(tuple(reference), abs=0.03)
+
+
+def test_clusters_widen_the_interval():
+    """Ten copies of every point are no more information than one."""
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal(12)
+    y = x + rng.standard_normal(12)
+    copies, labels = 10, np.repeat(np.arange(12), 10)
+    alone = correlation(x, y).pearson
+    naive = correlation(np.repeat(x, copies), np.repeat(y, copies)).pearson
+    honest = correlation(np.repeat(x, copies), np.repeat(y, copies), clusters=labels).pearson
+    assert naive.high - naive.low < 0.7 * (alone.high - alone.low)
+    assert honest.high - honest.low == pytest.approx(alone.high - alone.low, rel=0.1)
+    few = correlation(x, y, clusters=[0, 1] * 6)
+    assert "too few for an interval" in few.remark
+    assert math.isnan(few.pearson.low)
+
+
+def test_no_correlation_without_enough_or_varying_points():
+    few = MIN_FOR_CORRELATION - 1
+    assert "too few" in correlation(range(few), range(few)).remark
+    assert "does not vary" in correlation([1.0] * 9, range(9)).remark
+    with_gaps = correlation([*range(9), float("nan")], [*range(9), 1.0])
+    assert with_gaps.n == 9
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.integers(1, 7))
+@settings(max_examples=60, deadline=None)
+def test_expected_best_is_the_mean_over_all_choices(tried, budget):
+    budget = min(budget, len(tried))
+    expected = np.mean([max(choice) for choice in itertools.combinations(tried, budget)])
+    assert expected_best(tried, budget) == pytest.approx(expected)
