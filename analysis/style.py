@@ -54,7 +54,7 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     "FedCurv": ("#009e73", "#2fd0a2", "^"),
     "FedProx": ("#56b4e9", "#8fd3ff", "v"),
     "SCAFFOLD": ("#cc79a7", "#eaa1cb", "D"),
-    "FedNova": ("#b98600", "#ffc53d", "P"),
+    "FedNova": ("#e69f00", "#ffdd80", "P"),
     "FedBE": ("#882255", "#d3669f", "X"),
     "FedPA": ("#44aa99", "#7fdccd", "<"),
     "FedSGD": ("#767a1f", "#c2c65a", ">"),
@@ -266,7 +266,7 @@ def seeds(numbers: Sequence[int]) -> str:
 
 def headline(figure: Picture, text: str) -> None:
     """What the figure rests on, in small print above it: how many seeds, which settings."""
-    figure.suptitle(textwrap.fill(text, 74), fontsize=6.5, color=_theme.get().faint, x=0.02, ha="left")
+    figure.suptitle(textwrap.fill(text, 70), fontsize=6.5, color=_theme.get().faint, x=0.02, ha="left")
 
 
 def ink() -> str:

@@ -16,10 +16,11 @@ from benchmarks.evaluation import measure_evaluation
 from benchmarks.mapping import measure_mapping
 from benchmarks.memory import measure_memory
 from benchmarks.speed import measure_speed
+from benchmarks.sweeps import measure_sweeps
 from benchmarks.table import Row, show
 
-PARTS = ("1", "2", "3", "evaluation", "augmentation", "memory", "mapping", "vmap")
-# Whole benchmark in about five minutes on one quiet core.
+PARTS = ("1", "2", "3", "evaluation", "augmentation", "memory", "mapping", "vmap", "sweeps")
+# Whole benchmark in about ten minutes on two quiet cores.
 SCALE = 0.2
 
 
@@ -42,6 +43,7 @@ def main() -> None:
         "memory": measure_memory,
         "mapping": measure_mapping,
         "vmap": lambda: measure_chunks(options.scale),
+        "sweeps": measure_sweeps,
     }
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread, scale {options.scale:g}; ratios are medians")
     print("over turns of CPU time, contestants taking turns round by round; aims are upper bounds")

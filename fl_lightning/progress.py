@@ -1,18 +1,20 @@
 """One progress bar with round, GA, LA and the time that is left."""
 
 import sys
+import time
 from typing import Any
 
 from tqdm import tqdm
 
-from fl_lightning import interrupts
+from fl_lightning import activity, interrupts
 from fl_lightning.probes import Measurement
 
 
 class Progress:
     """A bar on the error stream; silent if asked to be.
 
-    It appears with the first round, so that its rate is that of rounds and not of loading.
+    It appears with the first round, so that its rate is that of rounds and not of loading; or earlier, if something
+    that takes long has to be told.
     """
 
     def __init__(self, rounds: int, label: str, quiet: bool = False, verbose: bool = False) -> None:
@@ -20,6 +22,8 @@ class Progress:
         self._quiet, self._verbose = quiet, verbose
         self._bar: tqdm[Any] | None = None
         self._warned = False
+        self._told = time.monotonic()
+        self._numbers = ""
 
     def show(self, round: int, measurement: Measurement) -> None:
         """Advance to this round."""
@@ -29,7 +33,8 @@ class Progress:
         if self._bar is None:
             self._bar = self._start(round)
         metrics = measurement.metrics
-        self._bar.set_postfix_str(f"GA {metrics['GA']:.1%}, LA {metrics['LA']:.1%}", refresh=False)
+        self._numbers = f"GA {metrics['GA']:.1%}, LA {metrics['LA']:.1%}"
+        self._bar.set_postfix_str(self._numbers, refresh=False)
         self._bar.update(round - self._bar.n)
         if self._verbose:
             numbers = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
@@ -43,6 +48,16 @@ class Progress:
                 "training.lr or method.strength",
                 file=sys.stderr,
             )
+
+    def tell(self, doing: str) -> None:
+        """Show what is being computed, at most once a second on a terminal, else every ten."""
+        interrupts.check()
+        if self._quiet or time.monotonic() - self._told < (1 if sys.stderr.isatty() else 10):
+            return
+        self._told = time.monotonic()
+        if self._bar is None:
+            self._bar = self._start(0)
+        self._bar.set_postfix_str(", ".join(filter(None, [self._numbers, doing])))
 
     def _start(self, round: int) -> "tqdm[Any]":
         # A terminal sees the bar move; a log file gets a line every ten seconds.
@@ -62,7 +77,10 @@ class Progress:
             self._bar.close()
 
     def __enter__(self) -> "Progress":
+        self._listening = activity.heard_by(self.tell)
+        self._listening.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._listening.__exit__(None, None, None)
         self.close()

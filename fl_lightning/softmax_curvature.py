@@ -18,6 +18,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from fl_lightning import activity
 from fl_lightning.params import Params
 from fl_lightning.task import Task, Weights
 
@@ -71,8 +72,11 @@ def hessian(samples: Iterable[tuple[Tensor, Tensor]], params: Params) -> Tensor:
     classes, size = weight.shape[0], weight.shape[1] + (len(params) - 1)
     first, second = _pairs(classes, weight.device)
     sums = weight.new_zeros(len(first), size, size)
+    seen = 0
     for inputs, shares in samples:
         for x, w in zip(torch.split(inputs, BLOCK), torch.split(shares, BLOCK), strict=True):
+            activity.say(f"curvature, {seen} samples so far")
+            seen += len(x)
             for pair, block in enumerate(sums):
                 block.addmm_((x * w[:, pair : pair + 1]).T, x)
     return _assemble(sums, list(zip(first.tolist(), second.tolist(), strict=True)), classes, weight.shape[1])

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning import activity
 from fl_lightning.params import Params, unflatten
 
 Order = Literal["ascending", "rank_matched"]
@@ -26,6 +27,7 @@ def as_diagonal(matrix: Tensor, like: Params, order: Order) -> Params:
         like: The parameters, for names and shapes.
         order: Which eigenvalue goes where.
     """
+    activity.say(f"eigenvalues of {len(matrix):,} parameters")
     values = torch.linalg.eigvalsh(matrix).clamp_(min=0)  # rounding leaves small negative ones
     if order == "rank_matched":
         ranked = torch.empty_like(values)

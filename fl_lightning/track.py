@@ -87,10 +87,13 @@ class Tracker:
             self._client.set_tag(self.run_id, name, value)
 
     def artifacts(self, paths: Iterable[Path]) -> None:
-        """Store files with the run."""
+        """Store files, or whole folders, with the run."""
         with _explained(self.uri):
             for path in paths:
-                self._client.log_artifact(self.run_id, str(path))
+                if path.is_dir():
+                    self._client.log_artifacts(self.run_id, str(path), path.name)
+                else:
+                    self._client.log_artifact(self.run_id, str(path))
 
     def finish(self, status: str) -> None:
         """End the run: FINISHED, FAILED or KILLED."""

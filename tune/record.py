@@ -47,6 +47,14 @@ class SweepRecord:
         """What marks a run as part of this sweep."""
         return {PARENT_TAG: self.run_id, **_study_tags(self._study)}
 
+    def store(self, paths: Sequence[Path]) -> None:
+        """Store files, or whole folders, with the sweep."""
+        self._tracker.artifacts(paths)
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        self._tracker.finish("FINISHED")
+
     def abandon(self, reason: BaseException) -> None:
         """The sweep ends before its end; the same command goes on in this run."""
         with suppress(UserError):  # the store itself may be what failed

@@ -162,6 +162,8 @@ class Study:
         continue_to: The best setting of every case and environment goes on to this many rounds.
         thresholds: Levels of GA whose round of arrival the table shows.
         keep_checkpoints: Whether the final models stay on disk.
+        draw: Two Gaussian posteriors in the plane (means, covariances, weight) instead of runs: a picture is computed.
+        report: Whether figures and tables of the study are made at the end and stored with the sweep in MLflow.
         reference: Settings of a run that is computed first, for every environment and seed; where a setting is
             `@reference`, the folder of that run takes its place.
     """
@@ -181,8 +183,12 @@ class Study:
     thresholds: tuple[float, ...] = ()
     keep_checkpoints: bool = False
     reference: Mapping[str, Any] | None = None
+    draw: Mapping[str, Any] | None = None
+    report: bool = False
 
     def __post_init__(self) -> None:
+        if self.draw is not None:
+            return
         require(isinstance(self.metric, str), f"metric must be the name of a metric, got {self.metric!r}")
         require(
             isinstance(self.keep_checkpoints, bool),

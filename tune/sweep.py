@@ -56,11 +56,13 @@ class Status(NamedTuple):
         finished: Runs that have ended, those of earlier sweeps included.
         total: All runs.
         best: The largest value of the metric at the end of a run.
+        rounds: Rounds that are known of the runs of this sweep; they tell of life where runs last for hours.
     """
 
     finished: int
     total: int
     best: float
+    rounds: int = 0
 
 
 Watch = Callable[[Status], None]
@@ -129,6 +131,10 @@ def local_slots(resources: Resources) -> int:
 def missing(configs: Sequence[RunConfig], out: Path, stop: Stop | None) -> list[RunConfig]:
     """The runs that no earlier process has taken to their end."""
     return [config for config in configs if ended(config, out, stop) is None]
+
+
+def _is_new(out: Path, fresh: bool, config: RunConfig) -> bool:
+    return fresh or experiment.latest(config, out) is None
 
 
 def _keeps(study: Study) -> bool:
@@ -205,16 +211,14 @@ class _Runner:
             for memory in (proposals, stops):
                 memory.unlink(missing_ok=True)
         self._cluster()  # refuses before anything is proposed
-        searcher = FairSearch(study, proposals, self._is_new)
+        is_new = functools.partial(_is_new, self._options.out, self._options.fresh)
+        searcher = FairSearch(study, proposals, is_new)
         scheduler = FairAsha(study, searcher.rounds, stops) if study.search.scheduler == "asha" else None
         total = searcher.budget * len(study.seeds)
         self._watch(Status(0, total, float("-inf")))
         self._fit({}, self._order, lambda finished: (finished, total), searcher=searcher, scheduler=scheduler)
         self.computed += searcher.computed
         return searcher.proposed
-
-    def _is_new(self, config: RunConfig) -> bool:
-        return self._options.fresh or experiment.latest(config, self._options.out) is None
 
     def _packed(self, work: Sequence[Unit]) -> list[list[Unit]]:
         if len(work) <= 4 * self._slots:
@@ -261,8 +265,9 @@ class _Runner:
         try:
             results = tuner.fit()
         finally:
-            with suppress(OSError):
-                shutil.rmtree(self._storage / name, ignore_errors=True)
+            shutil.rmtree(self._storage / name, ignore_errors=True)
+            with suppress(OSError):  # another phase, or another driver, may be using it
+                self._storage.rmdir()
         for error in results.errors:
             self._failures[f"a trial of {self._study.name}"] = str(error).strip().rpartition("\n")[2]
 
@@ -274,15 +279,17 @@ def _progress(watch: Watch, count: Callable[[int], tuple[int, int]], failures: d
     class Reporter(ray_tune.Callback):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             self._finished: dict[str, int] = {}
+            self._rounds: dict[str, int] = {}
             self._best = float("-inf")
 
         def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
             # A trial that starts again after a failure counts its finished runs again.
             self._finished[trial.trial_id] = max(self._finished.get(trial.trial_id, 0), result["finished"])
+            self._rounds[trial.trial_id] = max(self._rounds.get(trial.trial_id, 0), result["rounds"])
             self._best = max(self._best, result["best"])
             failures.update(result["failures"])
             finished, total = count(sum(self._finished.values()))
-            watch(Status(finished, total, self._best))
+            watch(Status(finished, total, self._best, sum(self._rounds.values())))
 
     return Reporter()
 

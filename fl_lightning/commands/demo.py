@@ -20,4 +20,4 @@ def main(arguments: Sequence[str]) -> int:
     from tune.study import load
     from tune.sweep import Options
 
-    return show(load("demo", options.scale), Options(options.out.resolve(), fresh=options.fresh), options, draw=True)
+    return show(load("demo", options.scale), Options(options.out.resolve(), fresh=options.fresh), options, curves=True)

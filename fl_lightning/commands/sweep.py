@@ -52,13 +52,15 @@ def main(arguments: Sequence[str]) -> int:
     study = load(options.study, options.scale, flags_to_settings(flags))
     resources = Resources(getattr(options, "resources.cpu"), getattr(options, "resources.gpu"))
     how = Options(options.out.resolve(), options.address, resources, options.max_concurrent, options.fresh)
+    if study.draw is not None:
+        return draw(study, how.out)
     if options.dry_run:
         dry_run(study, how)
         return 0
     return show(study, how, options)
 
 
-def show(study: "Study", how: "Options", options: Namespace, draw: bool = False) -> int:
+def show(study: "Study", how: "Options", options: Namespace, curves: bool = False) -> int:
     """Sweep with a progress line, then print the table, and draw the curves if asked to."""
     from tune.outcome import rows
     from tune.sweep import sweep
@@ -66,6 +68,7 @@ def show(study: "Study", how: "Options", options: Namespace, draw: bool = False)
     start = time.monotonic()
     with ProgressLine(study.metric, options.quiet) as line:
         outcome = sweep(study, how, line.show)
+    report = _report(study, how, outcome) if study.report else None
     table = rows(outcome.cells, study)
     if options.json:
         print(json.dumps(_summary(outcome, table)))
@@ -76,11 +79,23 @@ def show(study: "Study", how: "Options", options: Namespace, draw: bool = False)
         print(f"failed: {name}: {reason}", file=sys.stderr)
     total = sum(len(cell.runs) for cell in outcome.cells)
     print(f"\n{total} runs, {outcome.computed} of them computed now, in {_duration(time.monotonic() - start)}")
-    if draw and table:
+    if report is not None:
+        print(f"report   {_shown(report)}")
+    if curves and table:
         print(f"curves   {_shown(_draw(outcome, how.out / f'{study.name}.png'))}")
     print(f"tables   {_shown(outcome.folder)}")
     print(f"compare  fl-lightning ui --out {_shown(how.out)}")
     return 0 if not outcome.failures else 1
+
+
+def draw(study: "Study", out: Path) -> int:
+    """Compute a study that is a picture, and say what is in it."""
+    from tune import drawing
+
+    scene, folder = drawing.draw(study, out)
+    print(render(drawing.rows(scene)))
+    print(f"\npictures  {_shown(folder)}")
+    return 0
 
 
 def dry_run(study: "Study", how: "Options") -> None:
@@ -137,8 +152,9 @@ class ProgressLine:
                 mininterval=interval,
                 dynamic_ncols=True,
             )
-        if status.best > float("-inf"):
-            self._bar.set_postfix_str(f"best {self._metric} {status.best:.1%}", refresh=False)
+        best = f"best {self._metric} {status.best:.1%}" if status.best > float("-inf") else ""
+        rounds = f"{status.rounds} rounds" if status.rounds else ""
+        self._bar.set_postfix_str(", ".join(filter(None, [best, rounds])), refresh=False)
         self._bar.update(status.finished - self._bar.n)
 
     def close(self) -> None:
@@ -150,6 +166,18 @@ class ProgressLine:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _report(study: "Study", how: "Options", outcome: "Outcome") -> Path:
+    """Figures, tables and findings of the study, also as artifacts of the sweep."""
+    from analysis import report
+    from tune.record import open_sweep
+
+    path = report.write(outcome.folder / "report", str(how.out), study.name, study.scale or None)
+    parent = open_sweep(study, how.out, outcome.folder)
+    parent.store([outcome.folder / "report"])
+    parent.finish()
+    return path
 
 
 def _draw(outcome: "Outcome", path: Path) -> Path:

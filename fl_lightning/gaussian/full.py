@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from fl_lightning import activity
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.params import Params, cast_like, flatten, unflatten, weighted_sum
 
@@ -49,6 +50,7 @@ def factor(matrix: Tensor, damping: float) -> Factor:
     scale = float(original.abs().mean())
     raises = 0
     while True:
+        activity.say(f"Cholesky factor of {len(matrix):,} parameters")
         diagonal.copy_(original).add_(damping)
         lower, info = torch.linalg.cholesky_ex(matrix)
         if int(info) == 0 or raises == LARGEST_RAISES or not torch.isfinite(original).all():

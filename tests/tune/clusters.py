@@ -14,6 +14,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from fl_lightning import experiment
+from fl_lightning.experiment import Keeping
 from fl_lightning.track import EXPERIMENT, store_uri
 from tune.cluster import SETTINGS
 
@@ -56,6 +57,11 @@ def timeless(result):
     return result.status, result.message, rounds
 
 
+def alone(config, out):
+    """The run by itself, in this process."""
+    return experiment.finish(experiment.rounds(config, out, keeping=Keeping(pictures=False)))
+
+
 def tracked(out):
     """The client of the store and all runs in it."""
     client = MlflowClient(store_uri(out))
@@ -73,7 +79,7 @@ def check_complete(configs, out, reference):
     parents = [run for run in runs if run.data.tags.get("kind") == "sweep"]
     assert len(parents) == 1
     for config in configs:
-        expected = experiment.run(config, reference)
+        expected = alone(config, reference)
         result = experiment.finished(config, out)
         assert timeless(result) == timeless(expected)
         run = by_identity[config.identity]

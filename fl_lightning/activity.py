@@ -1,0 +1,34 @@
+"""What is being computed right now, for whoever shows progress: a factorisation may take minutes.
+
+Nobody listens by default, and what is said changes no number.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+
+
+def say(text: str) -> None:
+    """Tell the listener, if there is one, what is being done.
+
+    >>> heard = []
+    >>> with heard_by(heard.append):
+    ...     say("block 3 of 45")
+    >>> say("nobody hears this")
+    >>> heard
+    ['block 3 of 45']
+    """
+    if (listener := _listener.get()) is not None:
+        listener(text)
+
+
+@contextmanager
+def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
+    """Let this function hear what is said in the block."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)

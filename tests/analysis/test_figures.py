@@ -1,0 +1,300 @@
+"""Every figure of the paper is drawn from tables, also from partial ones, and says what it rests on."""
+
+import io
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from analysis import figures, style
+from analysis.figures.correlation import in_words
+from analysis.statistics import correlation
+from tests.analysis.synthetic import last_rounds, rounds_table, runs_table, with_failures
+
+ALPHAS = (0.01, 0.1, 1)
+
+
+def curvature_table():
+    parts = []
+    kinds = [("full", "online"), ("full", "offline"), ("diagonal", "online"), (None, None)]
+    for i, (form, way) in enumerate(kinds):
+        columns = {"method.curvature_form": form, "method.curvature": way}
+        part = rounds_table(cases=("FOLA",) if form else ("FedAvg",), clients=(2,), rounds=4, **columns)
+        part["run_id"] = f"{i}-" + part["run_id"]
+        part["precision_cosine"], part["precision_cosine_minmax"] = (0.1 * i, 0.9) if form else (np.nan, np.nan)
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def ridge_table():
+    rounds = curvature_table()
+    rows = []
+    for _, run in rounds.loc[rounds["round"].isin([1, 4])].iterrows():
+        for path in ("ridge", "line"):
+            for share in np.linspace(0, 1, 5):
+                rows.append({**run.to_dict(), "path": path, "share": share, "accuracy": 0.5 + share * (1 - share)})
+    return pd.DataFrame(rows)
+
+
+def error_table():
+    table = runs_table(alphas=ALPHAS, seeds=5, rounds=3)
+    return table.assign(AE=np.exp(-9 * table["GA"]), LF=np.exp(-9 * table["LA"]))
+
+
+DRAWN = {
+    "best_for_alpha_and_clients": lambda: figures.best_for_alpha_and_clients(
+        runs_table(alphas=ALPHAS, clients=(5, 10), rounds=1)
+    ),
+    "over_hyperparameters": lambda: figures.over_hyperparameters(
+        runs_table(lrs=(1, 0.1), epochs=(1, 5), batches=(8, 32), alphas=(0.01, 1), rounds=1)
+    ),
+    "curves_by_clients": lambda: figures.curves_by_clients(rounds_table(clients=(5, 10, 20))),
+    "curves_by_alpha": lambda: figures.curves_by_alpha(rounds_table(alphas=ALPHAS, lrs=(0.1, 0.01))),
+    "over_epochs": lambda: figures.over_epochs(runs_table(epochs=(1, 10, 20), strengths=(1, 10), rounds=2)),
+    "best_for_alpha": lambda: figures.best_for_alpha(runs_table(alphas=ALPHAS, rounds=2)),
+    "global_against_local": lambda: figures.global_against_local(runs_table(lrs=(1, 0.1, 0.01), rounds=2)),
+    "online_against_offline": lambda: figures.online_against_offline(rounds_table()),
+    "prior_and_product": lambda: figures.prior_and_product(rounds_table(strengths=(0, 10))),
+    "curvatures": lambda: figures.curvatures(curvature_table()),
+    "cosine_of_precisions": lambda: figures.cosine_of_precisions(curvature_table()),
+    "ridge_curves": lambda: figures.ridge_curves(ridge_table()),
+    "precision_matrix": lambda: figures.precision_matrix(np.eye(20) + 0.1, "full, client 1"),
+    "errors_behind_accuracies": lambda: figures.errors_behind_accuracies(error_table()),
+    "landscape": figures.landscape,
+    "partitions": lambda: figures.partitions({"alpha 1": np.arange(30).reshape(6, 5), "alpha 2": np.zeros((6, 5), int)}),
+    "learning_curves": lambda: figures.learning_curves(rounds_table()),
+    "against_bytes": lambda: figures.against_bytes(rounds_table()),
+    "against_seconds": lambda: figures.against_seconds(rounds_table()),
+}
+
+
+def test_every_item_is_drawn_here():
+    assert set(DRAWN) == set(figures.__all__)
+
+
+def texts(figure):
+    found = [figure._suptitle] if figure._suptitle else []
+    found += [text for legend in figure.legends for text in legend.get_texts()]
+    for panel in figure.axes:
+        found += [panel.xaxis.label, panel.yaxis.label, panel.title, panel._left_title, *panel.texts]
+    return [text for text in found if text.get_text() and text.get_visible()]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_figure_is_legible_in_one_column(name, theme):
+    """As wide as a column, nothing outside, no text over another, no text below 6 points, visible ink."""
+    with style.theme(theme):
+        figure = DRAWN[name]()
+    assert not figure.empty
+    assert figure.get_size_inches()[0] == style.COLUMN
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    boxes = []
+    for text in texts(figure):
+        box = text.get_window_extent(renderer)
+        assert box.x0 >= -1, text
+        assert box.y0 >= -1, text
+        assert box.x1 <= figure.bbox.x1 + 1, text
+        assert box.y1 <= figure.bbox.y1 + 1, text
+        assert text.get_fontsize() >= 6, text
+        assert contrast(text.get_color(), style.THEMES[theme].paper) > 4.5, text
+        boxes.append((text, box))
+    for i, (text, box) in enumerate(boxes):
+        for other, another in boxes[i + 1 :]:
+            overlap = box.overlaps(another) and min(box.x1, another.x1) - max(box.x0, another.x0) > 1
+            assert not (overlap and min(box.y1, another.y1) - max(box.y0, another.y0) > 1), (text, other)
+
+
+def contrast(one, other):
+    """WCAG's ratio of luminances."""
+    from matplotlib.colors import to_rgb
+
+    def luminance(colour):
+        parts = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_axes_have_names_and_units():
+    figure = figures.learning_curves(rounds_table())
+    assert [panel.get_ylabel() for panel in figure.axes] == ["GA: server's model (%)", "LA: clients' models (%)"]
+    assert figure.axes[-1].get_xlabel() == "round"
+    assert "MB" in figures.against_bytes(rounds_table()).axes[0].get_xlabel()
+    assert "(s)" in figures.against_seconds(rounds_table()).axes[0].get_xlabel()
+
+
+def test_lines_are_means_and_bands_their_intervals():
+    rounds = rounds_table(cases=("FOLA",), seeds=6)
+    panel = figures.learning_curves(rounds).axes[0]
+    means = rounds.groupby("round")["GA"].mean()
+    assert panel.lines[0].get_ydata() == pytest.approx(100 * means.to_numpy())
+    outline = panel.collections[0].get_paths()[0].vertices
+    middle = outline[np.isclose(outline[:, 0], 5), 1]
+    assert middle.min() < 100 * means[5] < middle.max()
+    assert middle.max() - middle.min() > 0.5
+
+
+def test_bytes_are_cumulative_and_of_both_directions():
+    panel = figures.against_bytes(rounds_table(cases=("FOLA",), rounds=3)).axes[0]
+    assert panel.lines[0].get_xdata() == pytest.approx([4, 8, 12])  # 2 MB down and 2 MB up in every round
+
+
+def test_who_sends_nothing_is_left_out_of_bytes_and_named():
+    rounds = rounds_table()
+    rounds.loc[rounds["case"].eq("FedAvg"), ["bytes_down", "bytes_up"]] = 0.0
+    figure = figures.against_bytes(rounds)
+    assert len(figure.axes[0].lines) == 1
+    assert "FedAvg sends nothing" in " ".join(figure.remarks)
+
+
+def test_n_is_shown():
+    assert "n = 3 seeds, band: their range" in figures.learning_curves(rounds_table())._suptitle.get_text()
+    assert "n = 6 seeds, band: 95 % interval" in figures.learning_curves(rounds_table(seeds=6))._suptitle.get_text()
+    assert "n = 1 seed" in figures.learning_curves(rounds_table(seeds=1))._suptitle.get_text()
+
+
+def test_diverged_and_running_runs_are_shown_as_such():
+    figure = figures.learning_curves(with_failures(rounds_table()))
+    panel = figure.axes[0]
+    ends = [line for line in panel.lines if len(line.get_xdata()) == 1]
+    assert sorted(line.get_marker() for line in ends) == ["X", "o"]
+    assert all(line.get_xdata()[0] == 3 for line in ends)
+    headline = figure._suptitle.get_text().replace("\n", " ")
+    assert "1 diverged" in headline
+    assert "1 not ended" in headline
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        figures.learning_curves,
+        figures.against_bytes,
+        figures.curves_by_alpha,
+        figures.curvatures,
+        figures.cosine_of_precisions,
+    ],
+)
+def test_rounds_of_all_kinds_of_failures_never_crash(draw):
+    rounds = with_failures(rounds_table(alphas=(0.01, 1)))
+    for table in (rounds.iloc[:0], rounds.iloc[:1], rounds.loc[~rounds["ended"]], rounds.assign(GA=np.nan), rounds):
+        figure = draw(table.copy())
+        figure.savefig(io.BytesIO(), format="svg")
+        assert figure.remarks or not figure.empty
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        figures.best_for_alpha_and_clients,
+        figures.best_for_alpha,
+        figures.over_hyperparameters,
+        figures.over_epochs,
+        figures.global_against_local,
+        figures.errors_behind_accuracies,
+    ],
+)
+def test_runs_of_all_kinds_of_failures_never_crash(draw):
+    rounds = with_failures(rounds_table(alphas=(0.01, 1), epochs=(1, 5), strengths=(1, 10), rounds=4))
+    table = last_rounds(rounds).assign(AE=0.1, LF=0.2)
+    diverged = table.assign(status="diverged", ended=False)
+    for part in (table.iloc[:0], table.iloc[:1], diverged, table, table.drop(columns=["method.strength"])):
+        figure = draw(part.copy())
+        figure.savefig(io.BytesIO(), format="svg")
+        assert figure.remarks or not figure.empty
+
+
+def test_an_all_diverged_setting_is_a_cross():
+    table = runs_table(cases=("FOLA",), alphas=ALPHAS, rounds=2)
+    table.loc[table["data.alpha"].eq(0.01), ["status", "ended"]] = ["diverged", False]
+    panel = figures.best_for_alpha(table).axes[0]
+    assert [line.get_marker() for line in panel.lines] == ["s", "x"]
+    assert np.isnan(panel.lines[0].get_ydata()[0])
+
+
+def test_nothing_says_why():
+    figure = figures.errors_behind_accuracies(runs_table(rounds=1))
+    assert figure.empty
+    assert "probe.reference" in figure.remarks[0]
+
+
+def test_the_correlation_is_that_of_the_points():
+    table = runs_table(lrs=(1, 0.1, 0.01), rounds=2)
+    labels = [text.get_text() for text in figures.global_against_local(table).legends[0].get_texts()]
+    for case, mine in table.groupby("case"):
+        assert f"{case}: {in_words(correlation(mine['LA'], mine['GA']))}" in labels
+    slope = np.polyfit(table["LA"], table["GA"], 1)[0]
+    line = figures.global_against_local(table).axes[0].lines[-1]
+    (x0, x1), (y0, y1) = line.get_xdata(), line.get_ydata()
+    assert (y1 - y0) / (x1 - x0) == pytest.approx(slope)
+
+
+def test_best_per_alpha_and_clients_has_fedavg_solid_and_fola_dashed():
+    figure = figures.best_for_alpha_and_clients(runs_table(alphas=ALPHAS, clients=(5, 10), rounds=1))
+    legend = figure.legends[0]
+    handles = {t.get_text(): h for t, h in zip(legend.get_texts(), legend.legend_handles, strict=True)}
+    assert handles["FedAvg"].get_linestyle() == "-"
+    assert handles["FOLA"].get_linestyle() == "--"
+    assert handles["N = 5"].get_color() != handles["N = 10"].get_color()
+
+
+def test_a_method_has_one_colour_in_all_figures():
+    one = style.looks(["FedAvg", "FOLA"], {})
+    other = style.looks(["FOLA offline", "FOLA", "SCAFFOLD"], {"FOLA offline": "FOLA"})
+    assert one["FOLA"] == other["FOLA"]
+    assert len({look.colour for look in other.values()}) == 3
+
+
+# Machado, Oliveira, Fernandes 2009, severity 1: protanopia, deuteranopia, tritanopia.
+BLINDNESS = [
+    [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+]
+
+
+def lab(colour):
+    """CIE Lab of linear RGB."""
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ colour
+    f = np.cbrt(np.clip(xyz / np.array([0.9505, 1, 1.089]), 1e-6, None))
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_methods_of_the_paper_differ_for_every_kind_of_colour_vision(place):
+    from matplotlib.colors import to_rgb
+
+    names = ["FedAvg", "FOLA", "FedCurv", "SCAFFOLD", "FedNova"]
+    linear = {name: np.array(to_rgb(style.METHODS[name][place])) ** 2.2 for name in names}
+    for matrix in [np.eye(3), *map(np.array, BLINDNESS)]:
+        seen = {name: lab(np.clip(matrix @ colour, 0, 1)) for name, colour in linear.items()}
+        for first in names:
+            for second in names:
+                # Where colours come close, markers tell them apart; FOLA and its rivals must differ by colour.
+                least = 18 if "FOLA" in (first, second) else 9
+                assert first == second or np.linalg.norm(seen[first] - seen[second]) > least, (first, second)
+    assert len({style.METHODS[name][2] for name in style.METHODS}) == len(style.METHODS)
+
+
+def test_files_in_all_formats_and_a_dark_one(tmp_path):
+    paths = style.save(figures.learning_curves(rounds_table()), tmp_path / "curves")
+    assert [path.name for path in paths] == ["curves.svg", "curves.pdf", "curves.png", "curves-dark.svg"]
+    assert paths[1].read_bytes().startswith(b"%PDF")
+    assert paths[2].read_bytes().startswith(b"\x89PNG")
+    light, dark = paths[0].read_text(), paths[3].read_text()
+    assert style.LIGHT.ink in light
+    assert style.LIGHT.ink not in dark
+    assert style.DARK.paper in dark
+    again = style.as_svg(figures.learning_curves(rounds_table()), "curves")
+    assert again == light  # the same every time
+    ids = re.findall(r'id="([^"]+)"', light)
+    assert all(name.startswith("curves-") for name in ids)
+
+
+def test_notebooks_get_a_picture():
+    assert figures.learning_curves(rounds_table())._repr_png_().startswith(b"\x89PNG")

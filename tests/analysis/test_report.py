@@ -1,0 +1,147 @@
+"""fl-lightning report: one page with everything, files beside it, mistakes in one line."""
+
+import re
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+
+from analysis import commands, report, runs
+from fl_lightning.__main__ import main
+from fl_lightning.config import flags_to_settings
+
+
+class Page(HTMLParser):
+    """What a page refers to and what it is called."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.sources, self.links, self.ids, self.depth = [], [], [], 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        for name in ("src", "srcset", "data", "poster"):
+            if name in values:
+                self.sources.append(values[name])
+        if "href" in values and tag in ("link", "image", "use", "script"):
+            self.sources.append(values["href"])
+        if "xlink:href" in values:
+            self.sources.append(values["xlink:href"])
+        if tag == "a":
+            self.links.append(values["href"])
+        if "id" in values:
+            self.ids.append(values["id"])
+
+
+@pytest.fixture(scope="session")
+def written(smoke_store, tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    report.write(out, smoke_store, study="demo")
+    return out
+
+
+def test_the_page_holds_everything_and_its_files_exist(written):
+    text = (written / "index.html").read_text()
+    page = Page(text)
+    assert all(source.startswith(("data:", "#")) for source in page.sources)
+    assert "@import" not in text
+    assert "url(http" not in text
+    assert len(page.ids) == len(set(page.ids))
+    for link in page.links:
+        assert link.startswith("#") or (written / link).is_file(), link
+        assert not link.startswith("#") or link[1:] in page.ids, link
+    for name in ("learning_curves", "against_bytes", "against_seconds", "partitions"):
+        for kind in (".svg", ".pdf", ".png", "-dark.svg"):
+            assert (written / "figures" / f"demo-smoke-{name}{kind}").stat().st_size > 1000
+    for name in ("accuracy", "paired", "costs"):
+        assert (written / "tables" / f"demo-smoke-{name}.tex").exists()
+        assert len(pd.read_csv(written / "tables" / f"demo-smoke-{name}.csv")) > 0
+    assert len(pd.read_csv(written / "tables" / "demo-smoke-runs.csv")) == 6
+
+
+def test_the_page_says_what_was_found_and_how_to_repeat_it(written, smoke_store):
+    text = (written / "index.html").read_text()
+    assert re.search(r"FOLA is ahead of FedAvg in \d of 2 seeds, mean difference [+-]", text)
+    assert "n = 2 is too few for a test" in text
+    assert "fl-lightning sweep demo --scale smoke --out" in text
+    for run_id in runs.load(smoke_store, study="demo")["run_id"]:
+        assert run_id[:8] in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_colours_follow_the_page(written):
+    text = (written / "index.html").read_text()
+    svg = text[text.index("<svg") : text.rindex("</svg>")]
+    assert "var(--c-d55e00)" in svg
+    assert "#d55e00" not in svg
+
+
+def test_every_study_and_the_odd_runs(odd_store, tmp_path, capsys):
+    assert main(["report", "--runs", str(odd_store), "--out", str(tmp_path / "report"), "--quiet"]) == 0
+    assert "index.html" in capsys.readouterr().out
+    text = (tmp_path / "report" / "index.html").read_text()
+    for piece in ("Runs without a study", "diverged", "were stopped", "failed", "--fresh", "FOLA curvature=offline"):
+        assert piece in text
+
+
+def test_the_whole_catalogue_fits_some_study(smoke_store):
+    store = runs.Runs(smoke_store)
+    fitting = set()
+    for study in store.studies:
+        table = store.load(study)
+        material = report.Material(store, table, store.rounds(table))
+        fitting |= {entry.key for entry in report.CATALOGUE if entry.fits(material)}
+    probes = {"curvatures", "ridge_curves", "precision_matrix", "cosine_of_precisions", "errors_behind_accuracies"}
+    assert {entry.key for entry in report.CATALOGUE} - probes <= fitting
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--study", "dmo"], "did you mean 'demo'"),
+        (["--study", "demo", "--scale", "paper"], "unknown scale of demo 'paper'"),
+        (["--scale", "smoke"], "--scale needs --study"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_mistakes_in_one_line(smoke_store, tmp_path, capsys, arguments, words):
+    try:
+        code = main(["report", "--runs", str(smoke_store), "--out", str(tmp_path / "r"), *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert not (tmp_path / "r").exists()
+
+
+def test_no_store_and_no_place(tmp_path, smoke_store, capsys, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert main(["report", "--runs", str(tmp_path / "none")]) == 2
+    assert "fl-lightning demo" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["report", "--runs", str(smoke_store), "--study", "demo", "--out", str(tmp_path / "file")]) == 2
+    assert "cannot write to" in capsys.readouterr().err
+
+
+def test_commands_make_the_same_runs(odd_store):
+    from fl_lightning.config import configure
+
+    table = runs.load(odd_store)
+    for _, run in table.iterrows():
+        words = commands.run_command(run, "runs").split()
+        assert words[:2] == ["fl-lightning", "run"]
+        flags = [word.strip("'") for word in words[2 : words.index("--out")]]
+        assert configure(flags_to_settings(flags)).identity == run["identity"]
+
+
+def test_a_sweep_with_pinned_settings_is_repeated_with_them():
+    content = {"base": {"data": "digits", "training.lr": 0.5, "data.subset": 0.1}}
+    swept = runs.Sweep("demo", "smoke", "id", content, {})
+    command = commands.sweep_command(swept, "my runs")
+    assert "--training.lr=0.5" in command
+    assert "--data.subset=0.1" in command
+    assert command.startswith("fl-lightning sweep demo --scale smoke")
+    assert command.endswith("--out 'my runs'")

@@ -1,0 +1,180 @@
+"""Killed drivers, workers and nodes, Ctrl-C, full disks: the same command again, and nothing is lost or done twice."""
+
+import os
+import signal
+import time
+
+import pytest
+import yaml
+
+from fl_lightning import experiment
+from tests.tune.clusters import Driver, check_complete, cluster, tracked, wait_for_rounds
+from tune.grid import cells
+from tune.study import load
+
+STUDY = {
+    "base": {
+        "data": "digits",
+        "data.subset": 0.5,
+        "data.clients": 5,
+        "model": "mlp",
+        "model.hidden": [16],
+        "training.lr": 0.1,
+        "federation.rounds": 30,
+        "engine": "functional",
+        "engine.chunk": 1,
+    },
+    "cases": ["fedavg", "fola"],
+    "seeds": 3,
+}
+
+
+@pytest.fixture
+def study(tmp_path):
+    path = tmp_path / "crash.yaml"
+    path.write_text(yaml.safe_dump(STUDY))
+    return path
+
+
+@pytest.fixture
+def drive(out, study):
+    """Starts drivers, and leaves nothing of them behind."""
+    drivers = []
+
+    def start(*arguments, **environment):
+        drivers.append(Driver(out, str(study), *arguments, **environment))
+        return drivers[-1]
+
+    yield start
+    for driver in drivers:
+        driver.end()
+
+
+def configs_of(study):
+    return [config for cell in cells(load(str(study))) for config in cell.configs]
+
+
+def known_rounds(configs, out):
+    """How far each run is, with its clock: what was computed before is never computed again."""
+    return {c.identity: result.history for c in configs if (result := experiment.latest(c, out)) is not None}
+
+
+def check_kept(before, configs, out):
+    for config in configs:
+        if config.identity in before:
+            history = experiment.finished(config, out).history
+            assert history[: len(before[config.identity])] == before[config.identity], "computed again"
+
+
+def test_an_interrupted_and_a_killed_driver_lose_nothing(out, study, drive, tmp_path):
+    configs = configs_of(study)
+    interrupted = drive("--max-concurrent", "1")
+    wait_for_rounds(out, 40)
+    os.kill(interrupted.process.pid, signal.SIGINT)
+    assert interrupted.wait(60) == 130
+    assert interrupted.errors.strip() == "fl-lightning: stopped; finished rounds are saved, the same command goes on"
+    assert interrupted.wait_until_gone(10) == {}
+    assert os.listdir(interrupted.temporary) == []
+    (parent,) = [run for run in tracked(out)[1] if run.data.tags.get("kind") == "sweep"]
+    assert parent.info.status == "KILLED"
+    first = known_rounds(configs, out)
+    assert 0 < len(first) < len(configs)
+
+    killed = drive("--max-concurrent", "1")
+    wait_for_rounds(out, 40)
+    os.kill(killed.process.pid, signal.SIGKILL)
+    killed.wait()
+    assert killed.wait_until_gone(60) == {}, "processes of a killed driver live on"
+    second = known_rounds(configs, out)
+    assert len(first) < len(second) < len(configs)
+
+    # In the killed one's temporary folder, to see that what it has left is removed.
+    assert any(name.startswith("fl-ray-") for name in os.listdir(killed.temporary))
+    last = drive("--max-concurrent", "1", TMPDIR=killed.temporary)
+    assert last.wait() == 0, last.errors
+    assert os.listdir(killed.temporary) == []
+    assert (last.summary["runs"], last.summary["computed"]) == (len(configs), len(configs) - len(second))
+    check_complete(configs, out, tmp_path / "undisturbed")
+    check_kept(first, configs, out)
+    check_kept(second, configs, out)
+
+
+def worker_of(driver_family):
+    """The processes that compute trials."""
+    return [pid for pid, command in driver_family.items() if command.startswith("ray::") and "Trainable" in command]
+
+
+def test_a_killed_worker_is_replaced(out, study, drive, tmp_path):
+    driver = drive("--max-concurrent", "1")
+    wait_for_rounds(out, 40)
+    deadline = time.monotonic() + 30
+    while not (workers := worker_of(driver.family())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(workers[0], signal.SIGKILL)
+    assert driver.wait() == 0, driver.errors
+    assert driver.summary["failures"] == {}
+    check_complete(configs_of(study), out, tmp_path / "undisturbed")
+    assert driver.wait_until_gone(10) == {}
+
+
+def test_a_lost_node_is_survived(out, study, drive, tmp_path):
+    configs = configs_of(study)
+    with cluster(0, 1, 1) as made:
+        driver = drive("--address", made.address)
+        wait_for_rounds(out, 40)
+        lost = made.list_all_nodes()[1]
+        made.remove_node(lost, allow_graceful=False)
+        assert driver.wait() == 0, driver.errors
+        assert (driver.summary["failures"], driver.summary["runs"]) == ({}, len(configs))
+    check_complete(configs, out, tmp_path / "undisturbed")
+
+
+PLUGIN = '''
+"""FedAvg in a process that can write no large files, while a file says so."""
+
+import os
+import resource
+from dataclasses import dataclass
+
+from fl_lightning.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Full(FedAvg):
+    """Fills the disk after three rounds."""
+
+    def aggregate(self, state, cohort, reports):
+        if cohort.round == 4 and os.path.exists(os.environ["FULL"]):
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        return super().aggregate(state, cohort, reports)
+'''
+
+
+def test_a_full_disk_is_told_and_the_same_command_goes_on(out, study, drive, tmp_path):
+    plugins, full = tmp_path / "plugins", tmp_path / "full"
+    plugins.mkdir()
+    (plugins / "full.py").write_text(PLUGIN)
+    full.touch()
+    study.write_text(yaml.safe_dump({**STUDY, "cases": ["full"], "seeds": 2}))
+    variables = {"FL_LIGHTNING_PLUGINS": str(plugins), "FULL": str(full)}
+    driver = drive("--max-concurrent", "1", **variables)
+    assert driver.wait() == 1
+    failures = driver.summary["failures"]
+    assert len(failures) == 2
+    assert all("cannot write" in reason for reason in failures.values())
+    assert any("earlier rounds are safe" in reason for reason in failures.values())
+    assert "Traceback" not in driver.errors
+    full.unlink()
+    again = drive("--max-concurrent", "1", **variables)
+    assert again.wait() == 0, again.errors
+    assert (again.summary["failures"], again.summary["runs"]) == ({}, 2)
+    client, runs = tracked(out)
+    children = [run for run in runs if "identity" in run.data.tags]
+    assert len(children) == 2
+    for run in children:
+        assert [point.step for point in client.get_metric_history(run.info.run_id, "GA")] == list(range(1, 31))
+    # FedAvg by another name.
+    study.write_text(yaml.safe_dump({**STUDY, "cases": ["fedavg"], "seeds": 2}))
+    expected = [experiment.run(config, tmp_path / "undisturbed").final["GA"] for config in configs_of(study)]
+    assert sorted(run.data.metrics["GA"] for run in children) == sorted(expected)
