@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning import discovery
+from tune import grid, study
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -113,6 +114,26 @@ def test_a_broken_plugin_is_named(tmp_path):
     assert done.returncode == 2
     assert "broken.py cannot be imported: ModuleNotFoundError" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def fenced(name, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_studies_of_the_docs_are_studies(tmp_path):
+    grid_, search = fenced("docs/sweeps.md", "yaml")
+    for number, text in enumerate((grid_, search)):
+        (tmp_path / f"study{number}.yaml").write_text(text)
+    (tmp_path / "my_study.py").write_text(fenced("docs/sweeps.md", "python")[0])
+    assert len(grid.cells(study.load(str(tmp_path / "study0.yaml")))) == 2 * (2 + 4)
+    assert study.load(str(tmp_path / "study1.yaml")).search.samples == 20
+    assert len(grid.cells(study.load(str(tmp_path / "my_study.py")))) == 6
+
+
+def test_every_study_is_documented():
+    text = (ROOT / "docs" / "sweeps.md").read_text()
+    for name in study.names():
+        assert f"| `{name}` |" in text
 
 
 def test_the_readme_names_every_method():

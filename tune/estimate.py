@@ -46,11 +46,16 @@ class Estimate:
 
     def seconds(self, config: RunConfig) -> float:
         """About how long a run takes by itself."""
-        cost = self.cost(config)
-        evaluated = 1 + config.split.clients * config.federation.fraction
-        share = (config.federation.cohort or config.split.clients * config.federation.fraction) / config.split.clients
-        training = cost.samples * share * config.training.epochs * cost.train
-        return cost.fixed + config.federation.rounds * (training + evaluated * cost.evaluate)
+        return self.together([config])
+
+    def together(self, unit: Sequence[RunConfig]) -> float:
+        """About how long runs take that share their first round: one training, the clients measured once per E."""
+        longest = max(unit, key=lambda config: (config.training.epochs, self.cost(config).train))
+        cost, split, federation = self.cost(longest), longest.split, longest.federation
+        cohort = federation.cohort or split.clients * federation.fraction
+        training = cost.samples * cohort / split.clients * longest.training.epochs * cost.train
+        measured = cohort * len({config.training.epochs for config in unit}) + len(unit)
+        return cost.fixed + federation.rounds * (training + measured * cost.evaluate)
 
     def bytes(self, config: RunConfig, keep_checkpoint: bool) -> float:
         """About how much a run leaves on disk."""
@@ -115,7 +120,7 @@ class Forecast(NamedTuple):
 def forecast(units: Sequence[Sequence[RunConfig]], slots: int, keep_checkpoints: bool) -> Forecast:
     """What computing these units will cost."""
     estimate = Estimate()
-    together = sum(max(map(estimate.seconds, unit)) for unit in units)
+    together = sum(map(estimate.together, units))
     alone = sum(estimate.seconds(config) for unit in units for config in unit)
     weight = sum(estimate.bytes(config, keep_checkpoints) for unit in units for config in unit)
     return Forecast(together / slots, alone / slots, weight)
