@@ -14,7 +14,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis import commands, contests, figures, page, style, tables, words
-from analysis.runs import NoRuns, Runs
+from analysis.parts import Part, parts
+from analysis.runs import NoRuns
 from analysis.statistics import MIN_FOR_CORRELATION
 from analysis.style import Picture
 from fl_lightning.checkpoint import write_atomically
@@ -72,36 +73,14 @@ class Section:
     absent: list[str] = field(default_factory=list)
 
 
-class Material(NamedTuple):
-    """The tables that figures are made from."""
-
-    store: Runs
-    runs: pd.DataFrame
-    rounds: pd.DataFrame
-
-    def varies(self, *keys: str) -> bool:
-        """Whether all these settings differ between runs."""
-        return all(key in self.runs and self.runs[key].nunique() > 1 for key in keys)
-
-    @property
-    def lasts(self) -> bool:
-        """Whether there is more than one round."""
-        return bool(len(self.rounds)) and bool(self.rounds["round"].max() > 1)
-
-    @property
-    def has_curvatures(self) -> bool:
-        """Whether this is a study of curvatures."""
-        return self.varies("method.curvature_form") or bool(len(self.store.ridges(self.runs)))
-
-
 class Entry(NamedTuple):
     """An item of the paper: when it makes sense, and how it is drawn."""
 
     key: str
     title: str
     about: str
-    fits: Callable[[Material], bool]
-    draw: Callable[[Material], Picture]
+    fits: Callable[[Part], bool]
+    draw: Callable[[Part], Picture]
 
 
 CATALOGUE = (
@@ -180,7 +159,7 @@ CATALOGUE = (
         "Accuracy along the ridge between two clients",
         "From client 2's model to client 1's, on the ridge of their posteriors or on the straight line.",
         lambda m: m.has_curvatures,
-        lambda m: figures.ridge_curves(m.store.ridges(m.runs)),
+        lambda m: figures.ridge_curves(m.ridges),
     ),
     Entry(
         "precision_matrix",
@@ -259,91 +238,68 @@ def write(
     Raises:
         UserError: If there is nothing to report, or the folder cannot be written.
     """
-    runs = Runs(store)
-    parts = list(_selections(runs, study, scale))
+    chosen = [part for part in parts(store, study, scale) if len(part.runs) or study]
+    if study is not None and not any(len(part.runs) for part in chosen):
+        raise NoRuns("; ".join(chosen[0].runs.attrs.get("remarks", ())))
     try:
         for folder in ("figures", "tables"):
             (out / folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
-    place = runs.store.place
+    place = chosen[0].store.store.place
     sections = []
-    for key, title, about, commands_of, table in parts:
-        section = Section(key, title, about, commands_of)
-        _fill(section, Material(runs, table, runs.rounds(table)), out, watch)
-        table.drop(columns=["name"], errors="ignore").to_csv(out / "tables" / f"{key}-runs.csv", index=False)
+    for part in chosen:
+        section = _section(part, place)
+        _fill(section, part, out, watch)
+        part.runs.drop(columns=["name"], errors="ignore").to_csv(out / "tables" / f"{section.key}-runs.csv", index=False)
         sections.append(section)
-    background = _background(out)
-    text = page.render(sections, background, place, datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"))
+    date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
     path = out / "index.html"
-    write_atomically(path, text.encode())
+    write_atomically(path, page.render(sections, _background(out), place, date).encode())
     return path
 
 
-def _selections(
-    runs: Runs, study: str | None, scale: str | None
-) -> Iterator[tuple[str, str, str, list[str], pd.DataFrame]]:
-    """What becomes a section: every study at every scale, then the runs that belong to none."""
-    place = runs.store.place
-    if study is not None:
-        runs.load(study, scale=scale if scale else None) if scale or len(runs.studies.get(study, ())) < 2 else None
-    elif not len(runs.table):
-        raise NoRuns(f"{place} holds no runs yet; make some with `fl-lightning demo`")
-    for name, scales in runs.studies.items():
-        for size in scales:
-            if study not in (None, name) or scale not in (None, size):
-                continue
-            try:
-                table = runs.load(name, scale=size)
-            except NoRuns:  # a sweep that has only just begun
-                continue
-            swept = runs.sweep(name, size)
-            about = str(swept.content.get("about", "")) if swept else ""
-            title = name if size == "all" else f"{name}, scale {size}"
-            command = [commands.sweep_command(swept, place)] if swept else []
-            yield _key(f"{name}-{size}"), title, about, command, table
-    if study is None and runs.table["study"].isna().any():
-        alone = set(runs.table.loc[runs.table["study"].isna(), "run_id"])
-        table = runs.load()
-        kept = table.loc[table["run_id"].isin(alone)].reset_index(drop=True)
-        if len(kept):
-            kept.attrs.update(remarks=table.attrs.get("remarks", []))
-            made = [commands.run_command(row, place) for _, row in kept.head(MOST_COMMANDS).iterrows()]
-            more = [f"# and {len(kept) - MOST_COMMANDS} more, see runs.csv"] if len(kept) > MOST_COMMANDS else []
-            yield "runs", "Runs without a study", "Made by fl-lightning run or compare.", [*made, *more], kept
+def _section(part: Part, place: str) -> Section:
+    key = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{part.study}-{part.scale}" if part.study else "runs")
+    title = f"{part.title[0].upper()}{part.title[1:]}" if not part.study else part.title
+    if part.sweep:
+        about = str(part.sweep.content.get("about") or "")
+        return Section(key, title, about, [commands.sweep_command(part.sweep, place)])
+    made = [commands.run_command(row, place) for _, row in part.runs.head(MOST_COMMANDS).iterrows()]
+    rest = len(part.runs) - MOST_COMMANDS
+    more = [f"# and {rest} more, see runs.csv"] if rest > 0 else []
+    return Section(key, title, "Made by fl-lightning run or compare." if not part.study else "", [*made, *more])
 
 
-def _fill(section: Section, material: Material, out: Path, watch: Watch) -> None:
-    swept = material.store.sweep(str(material.runs["study"].iloc[0]), str(material.runs.get("scale", [""])[0]))
-    thresholds = tuple((swept.content.get("thresholds") if swept else None) or (0.3, 0.4, 0.8))
-    section.summary = words.summary(material.runs, material.rounds, thresholds)
+def _fill(section: Section, part: Part, out: Path, watch: Watch) -> None:
+    section.summary = words.summary(part.runs, part.rounds, part.thresholds)
     for entry in CATALOGUE:
-        if not entry.fits(material):
+        if not entry.fits(part):
             continue
         watch(f"{section.title}: {entry.title}")
-        figure = entry.draw(material)
+        figure = entry.draw(part)
         if figure.empty:
             section.absent.append(f"{entry.title}: {figure.remarks[0]}")
             continue
-        section.figures.append(_figure(figure, entry, section, material, out))
-    for key, title, about, table in _tables(material, thresholds):
+        section.figures.append(_figure(figure, entry, section, part, out))
+    for key, title, about, table in _tables(part):
         if not len(table):
             continue
         files = tables.save(table, out / "tables" / f"{section.key}-{key}", title)
-        basis = _basis(material.runs["run_id"], section)
+        basis = _basis(part.runs["run_id"], section)
         name = f"{section.key}-{key}"
         section.tables.append(Item(name, title, about, tables.html(table), [], basis, _relative(files, out)))
 
 
-def _tables(material: Material, thresholds: Sequence[float]) -> Iterator[tuple[str, str, str, pd.DataFrame]]:
-    runs, rounds = material.runs, material.rounds
+def _tables(part: Part) -> Iterator[tuple[str, str, str, pd.DataFrame]]:
+    runs, rounds = part.runs, part.rounds
     if not runs["ended"].any():
         return
     yield (
         "accuracy",
         "GA, LA and rounds to thresholds",
         f"At the best setting of every case. {tables.NOTE}",
-        tables.accuracy_and_rounds(runs, rounds, thresholds),
+        tables.accuracy_and_rounds(runs, rounds, part.thresholds),
     )
     if contests.tuned(runs):
         yield (
@@ -375,10 +331,10 @@ def _tables(material: Material, thresholds: Sequence[float]) -> Iterator[tuple[s
     )
 
 
-def _figure(figure: Picture, entry: Entry, section: Section, material: Material, out: Path) -> Item:
+def _figure(figure: Picture, entry: Entry, section: Section, part: Part, out: Path) -> Item:
     name = f"{section.key}-{entry.key}"
     files = style.save(figure, out / "figures" / name)
-    basis = _basis(figure.run_ids or list(material.runs["run_id"]), section)
+    basis = _basis(figure.run_ids or list(part.runs["run_id"]), section)
     body = _inline(files[0].read_text(), entry.title)
     return Item(name, entry.title, entry.about, body, list(dict.fromkeys(figure.remarks)), basis, _relative(files, out))
 
@@ -413,6 +369,3 @@ def _basis(run_ids: Sequence[str] | pd.Series, section: Section) -> str:
 def _relative(files: Sequence[Path], out: Path) -> list[Path]:
     return [path.relative_to(out) for path in files]
 
-
-def _key(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", text)

@@ -93,7 +93,7 @@ def load(
         where: Only runs with these values of columns; a list allows several.
         tags: Only runs with these MLflow tags.
         scale: Of the study; needed if the store has several of it.
-        absent: What to do if no run is left: `error`, or `empty` for an empty table.
+        absent: What to do if no run is left: `error`, or `empty` for an empty table whose remarks say why.
 
     Raises:
         UserError: If the store, the study or a column does not exist.
@@ -218,10 +218,12 @@ class Runs:
                 table = _narrow(table, column, value)
             if not len(table):
                 raise NoRuns(_nothing_left(study, where, tags))
-        except NoRuns:
+        except NoRuns as reason:
             if absent != "empty":
                 raise
-            return self.table.iloc[:0]
+            nothing = self.table.iloc[:0].assign(scale=None)
+            nothing.attrs["remarks"] = [str(reason)]
+            return nothing
         repeated = table["identity"].notna() & table.sort_values(["ended", "start"]).duplicated("identity", keep="last")
         if repeated.any():
             remarks.append(f"{repeated.sum()} runs were repeated with --fresh; only the newest of each counts")
@@ -236,7 +238,9 @@ class Runs:
         """One row for every round of the runs of a table, with all their settings."""
         settings = table[[name for name in table if name not in self._metric_names and name not in ("rounds",)]]
         if not len(table):
-            return settings.assign(round=pd.Series(dtype=int), GA=pd.Series(dtype=float), LA=pd.Series(dtype=float))
+            nothing = settings.assign(round=pd.Series(dtype=int), GA=pd.Series(dtype=float), LA=pd.Series(dtype=float))
+            nothing.attrs.update(table.attrs)
+            return nothing
         long = self.store.history(list(table["run_id"]), metrics)
         # A round that was computed again after a kill may have other seconds: the later ones count.
         wide = long.drop_duplicates(["run_id", "round", "key"], keep="last").pivot(
@@ -273,7 +277,9 @@ class Runs:
                     )
         found = pd.concat(rows) if rows else pd.DataFrame(columns=["run_id", "round", "path", "share", "accuracy"])
         settings = table[[name for name in table if name not in self._metric_names and name not in ("rounds",)]]
-        return settings.merge(found, on="run_id", how="inner")
+        merged = settings.merge(found, on="run_id", how="inner")
+        merged.attrs.update(table.attrs)
+        return merged
 
     def precision_matrix(self, table: pd.DataFrame) -> tuple[NDArray[Any], str]:
         """A picture of one client's precision and whose it is: the first full one of the last probed round."""
@@ -321,7 +327,9 @@ class Runs:
                     f"{self.store.place} holds no runs of the study {study}; make them with "
                     f"`fl-lightning sweep {study} --scale small`"
                 )
-            raise unknown("study", study, self.studies or names())
+            error = unknown("study", study, self.studies or names())
+            # A name like no other is no slip of the pen, but a study that was never swept here.
+            raise error if "did you mean" in str(error) else NoRuns(str(error))
         scales = self.studies[study]
         if scale is None and len(scales) > 1:
             raise UserError(

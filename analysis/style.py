@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -141,8 +142,10 @@ def dress(panel: Axes) -> None:
     panel.title.set(color=colours.ink, fontsize=8)
 
 
-def empty(reason: str) -> Picture:
-    """A figure that says why there is none."""
+def empty(reason: str, table: pd.DataFrame | None = None) -> Picture:
+    """A figure that says why there is none; an empty table knows better."""
+    if table is not None and not len(table) and table.attrs.get("remarks"):
+        reason = "; ".join(table.attrs["remarks"])
     figure, (panel,) = picture(height=1.0)
     panel.set_axis_off()
     text = textwrap.fill(f"Nothing to show: {reason}", 58)

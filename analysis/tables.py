@@ -91,6 +91,8 @@ def paired_comparison(
         metric: What is large if good.
     """
     column(runs, metric)
+    if not len(runs):
+        return pd.DataFrame()
     cases = list(dict.fromkeys(runs["case"]))
     for name in (first, second):
         if name is not None and name not in cases:

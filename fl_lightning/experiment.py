@@ -316,6 +316,8 @@ def _compute(
 def _from_relatives(config: RunConfig, out: Path, start: Snapshot) -> checkpoint.Saved | None:
     """The rounds that a run has computed which differs from this one only in how many rounds it takes."""
     rounds = config.federation.rounds
+    if rounds == 1:
+        return None  # grids have them by the ten thousand, and listing the folder of all runs costs more than a round
     base = folder_of(config, out).name.removesuffix(f"{rounds}r")
     numbers = [folder.name.removeprefix(base).removesuffix("r") for folder in out.glob(f"{base}*r")]
     for number in sorted((int(number) for number in numbers if number.isdigit()), reverse=True):

@@ -3,11 +3,12 @@
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,7 +163,18 @@ def _sees(path: str) -> bool:
 
 def _sweep_up() -> None:
     """Remove what a killed driver has left of its cluster."""
+    if not Path("/proc/self/fd").exists():
+        return
     for folder in Path(tempfile.gettempdir()).glob(f"{SESSION_PREFIX}*"):
         owner = folder.name.removeprefix(SESSION_PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            _end_processes(folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_processes(folder: Path) -> None:
+    """End whoever has a file of this folder open: trials live on for seconds and hold the locks of their runs."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is not ours
+            if any(os.readlink(file).startswith(f"{folder}/") for file in (process / "fd").iterdir()):
+                os.kill(int(process.name), signal.SIGKILL)

@@ -3,8 +3,10 @@
 import json
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from fl_lightning.config import RunConfig
+from tune.grid import rebuilt
 
 # A trial costs Ray 30 to 65 ms; packs of this length make that negligible and still balance well.
 PACK_SECONDS = 10.0
@@ -12,6 +14,7 @@ PACK_SECONDS = 10.0
 PACKS_PER_SLOT = 8
 
 Unit = list[RunConfig]
+Compact = tuple[dict[str, Any], list[list[dict[str, Any]]]]
 
 
 def units(configs: Sequence[RunConfig]) -> list[Unit]:
@@ -42,6 +45,21 @@ def packs(units: Sequence[Unit], slots: int, seconds: Callable[[RunConfig], floa
         packed[-1] = (total + cost, [*members, unit])
         room -= cost
     return [members for _, members in sorted(packed, key=lambda item: -item[0])]
+
+
+def compact(pack: Sequence[Unit]) -> Compact:
+    """A pack as plain settings, for a trial in another process: what all its runs have in common is said once."""
+    flat = [[config.flat() for config in unit] for unit in pack]
+    runs = [settings for unit in flat for settings in unit]
+    common = {key: value for key, value in runs[0].items() if all(key in one and one[key] == value for one in runs)}
+    own = [[{k: v for k, v in settings.items() if k not in common} for settings in unit] for unit in flat]
+    return common, own
+
+
+def expand(packed: Compact) -> list[Unit]:
+    """The inverse of `compact`."""
+    common, own = packed
+    return [[rebuilt({**common, **settings}) for settings in unit] for unit in own]
 
 
 def _cost(unit: Unit, seconds: Callable[[RunConfig], float]) -> float:

@@ -137,8 +137,9 @@ class FairAsha(FIFOScheduler):
         self._judge(trial).on_trial_add(tune_controller, trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        if result.get("done") or result.get("failures"):
-            return str(TrialScheduler.CONTINUE)
+        ended = result["rounds"] >= trial.config["settings"][0]["federation.rounds"]
+        if ended or result.get("done") or result.get("failures"):
+            return str(TrialScheduler.CONTINUE)  # it would be stopped just before its end
         name = f"{trial.config['contest']} {trial.config['number']}"
         if result[VALUE] == float("-inf"):  # diverged, which is no number to compare others with
             return str(TrialScheduler.STOP)

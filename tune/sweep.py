@@ -23,7 +23,7 @@ from tune.cluster import Resources, connected
 from tune.estimate import Estimate
 from tune.grid import Cell, cells, reference_cells
 from tune.outcome import CellOutcome, best_of, ended, outcome_of
-from tune.packing import Unit, packs, units
+from tune.packing import Unit, compact, packs, units
 from tune.study import Stop, Study
 from tune.work import Order
 
@@ -190,6 +190,8 @@ class _Runner:
         configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
         todo = configs if self._options.fresh else missing(configs, self._options.out, self._study.stop)
         done = len(configs) - len(todo)
+        if todo:
+            self._cluster()  # refuses before anything is shown or counted
         self._watch(Status(done, len(configs), float("-inf")))
         if todo:
             self.computed += len(todo)
@@ -238,9 +240,8 @@ class _Runner:
         from tune.trial import Trial
 
         ray_tune = _ray()
-        flat = [[[config.flat() for config in unit] for unit in pack] for pack in work]
         trainable = ray_tune.with_resources(
-            ray_tune.with_parameters(Trial, packs=flat, order=order),
+            ray_tune.with_parameters(Trial, packs=[compact(pack) for pack in work], order=order),
             {"cpu": self._options.resources.cpu, "gpu": self._options.resources.gpu},
         )
         name = f"{time.time_ns()}"

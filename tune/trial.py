@@ -6,6 +6,7 @@ from typing import Any
 
 import fl_lightning  # noqa: F401 - its remedies come before anything that imports torchvision
 from tune.grid import rebuilt
+from tune.packing import Compact, expand
 from tune.work import News, Order, one_after_the_other, side_by_side
 
 import ray.tune  # isort: skip
@@ -23,7 +24,7 @@ class Trial(ray.tune.Trainable):
     _work: Generator[News, None, None] | None = None
     _by_round: bool
 
-    def setup(self, config: dict[str, Any], packs: Sequence[Any] = (), order: Order | None = None) -> None:
+    def setup(self, config: dict[str, Any], packs: Sequence[Compact] = (), order: Order | None = None) -> None:
         """Ray starts a process here; `reset_config` gives it its next work."""
         self._packs, self._order = packs, order
         self._start(config)
@@ -63,8 +64,7 @@ class Trial(ray.tune.Trainable):
             order = self._order._replace(cases={one.identity: config["case"] for one in configs})
             self._work = side_by_side(configs, order)
         else:
-            units = [[rebuilt(settings) for settings in unit] for unit in self._packs[config["pack"]]]
-            self._work = one_after_the_other(units, self._order)
+            self._work = one_after_the_other(expand(self._packs[config["pack"]]), self._order)
 
     def _close(self) -> None:
         if self._work is not None:

@@ -28,7 +28,7 @@ NAMES = {"GA": "GA: server's model (%)", "LA": "LA: clients' models (%)"}
 def best_for_alpha_and_clients(runs: pd.DataFrame) -> Picture:
     """Best GA for each alpha and N: colour is N; the first case (FedAvg) is solid, the next (FOLA) dashed."""
     if problem := _lacking(runs, "data.alpha"):
-        return style.empty(problem)
+        return style.empty(problem, runs)
     runs, remarks = contests.largest(runs, ("data.alpha", "data.clients"))
     best = contests.best_of_grid(runs, "GA", ["data.alpha", "data.clients"])
     alphas, numbers = _values(best, "data.alpha"), _values(best, "data.clients")
@@ -52,7 +52,7 @@ def best_for_alpha_and_clients(runs: pd.DataFrame) -> Picture:
 def best_for_alpha(runs: pd.DataFrame) -> Picture:
     """Best accuracy of every case for each alpha."""
     if problem := _lacking(runs, "data.alpha"):
-        return style.empty(problem)
+        return style.empty(problem, runs)
     runs, remarks = contests.largest(runs, ("data.alpha",))
     best = contests.best_of_grid(runs, "GA", ["data.alpha"])
     alphas = _values(best, "data.alpha")
@@ -70,7 +70,7 @@ def over_hyperparameters(runs: pd.DataFrame, keys: Sequence[str] = LEARNING) -> 
     """GA over lr, E and B, each with the others at their best; colour is the case, dash alpha."""
     varied = [key for key in keys if key in runs and runs[key].nunique() > 1]
     if not varied:
-        return style.empty(f"all runs have the same {', '.join(map(contests.symbol, keys))}")
+        return style.empty(f"all runs have the same {', '.join(map(contests.symbol, keys))}", runs)
     runs, remarks = contests.largest(runs, ("data.alpha",))
     alphas = _values(runs, "data.alpha")
     dashes = style.dashes(alphas)
@@ -95,7 +95,7 @@ def over_hyperparameters(runs: pd.DataFrame, keys: Sequence[str] = LEARNING) -> 
 def over_epochs(runs: pd.DataFrame, key: str = "training.epochs") -> Picture:
     """GA and LA over the local epochs E; colour is the case, dash the strength lambda of its prior."""
     if problem := _lacking(runs, key):
-        return style.empty(problem)
+        return style.empty(problem, runs)
     runs, remarks = contests.largest(runs)
     values, strengths = _values(runs, key), _values(runs, "method.strength")
     dashes = style.dashes([None, *strengths] if len(strengths) > 1 else [None])

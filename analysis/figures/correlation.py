@@ -15,7 +15,7 @@ def global_against_local(runs: pd.DataFrame) -> Picture:
     runs, remarks = contests.largest(runs, longest=False)
     ended = runs.loc[runs["ended"] & runs["GA"].notna() & runs["LA"].notna()]
     if not len(ended):
-        return style.empty("no run has ended")
+        return style.empty("no run has ended", runs)
     methods = {case: DISPLAY.get(m, m) for case, m in zip(ended["case"], ended["method"], strict=True)}
     looks = style.looks(list(dict.fromkeys(ended["case"])), methods)
     figure, (panel,) = style.picture(height=2.6)
@@ -44,7 +44,7 @@ def errors_behind_accuracies(runs: pd.DataFrame) -> Picture:
     """GA over AE and LA over LF: colour is alpha, shape the case (or E, where only that varies)."""
     pairs = [(x, y) for x, y in (("AE", "GA"), ("LF", "LA")) if x in runs and runs[x].notna().any()]
     if not pairs:
-        return style.empty("no run has measured AE or LF; give runs a probe.reference, as the study ae_lf does")
+        return style.empty("no run has measured AE or LF; give runs a probe.reference, as the study ae_lf does", runs)
     runs, remarks = contests.largest(runs, ("data.alpha", "federation.rounds"))
     ended = runs.loc[runs["ended"]]
     alphas = sorted(ended["data.alpha"].dropna().unique())

@@ -111,19 +111,19 @@ def _draw(
     rounds: pd.DataFrame, by: str | None, metrics: Sequence[str], axis_of: Callable[[pd.DataFrame], Axis]
 ) -> Picture:
     if not len(rounds):
-        return style.empty("no round has been measured yet")
+        return style.empty("no round has been measured yet", rounds)
     lacking = [metric for metric in metrics if metric not in rounds or rounds[metric].isna().all()]
     if lacking:
-        return style.empty(f"no run has measured {', '.join(lacking)}")
+        return style.empty(f"no run has measured {', '.join(lacking)}", rounds)
     if axis_of is _bytes_axis and "bytes_down" not in rounds:
-        return style.empty("no run has counted bytes")
+        return style.empty("no run has counted bytes", rounds)
     by = by or _dash_setting(rounds)
     rounds, remarks = contests.largest(rounds, [by] if by else [])
     if axis_of is _bytes_axis:
         rounds, silent = _without_silent(rounds)
         remarks += silent
         if not len(rounds):
-            return style.empty("these methods send nothing")
+            return style.empty("these methods send nothing", rounds)
     axis = axis_of(rounds)
     rounds = rounds.assign(x=axis.values)
     lines, best = _lines(rounds, by, metrics[0])

@@ -43,7 +43,7 @@ def cosine_of_precisions(rounds: pd.DataFrame) -> Picture:
     """How alike the clients' precisions are: after the paper's min-max normalisation, and as they are."""
     names = {"precision_cosine_minmax": "cosine, min-max (paper)", "precision_cosine": "cosine, raw"}
     if not any(name in rounds and rounds[name].notna().any() for name in names):
-        return style.empty("no run has measured the cosine between its clients' precisions; FOLA does")
+        return style.empty("no run has measured the cosine between its clients' precisions; FOLA does", rounds)
     return _over_rounds(rounds, names, 1)
 
 
@@ -55,7 +55,7 @@ def ridge_curves(ridges: pd.DataFrame) -> Picture:
             `ridge` or `line` (the straight line of FedAvg).
     """
     if not len(ridges):
-        return style.empty("no run has probed the ridge; set probe.ridge_rounds, as the study laplace does")
+        return style.empty("no run has probed the ridge; set probe.ridge_rounds, as the study laplace does", ridges)
     probed = sorted(ridges["round"].unique())
     figure, panels = style.picture(len(probed), sharex=True, height=2.1)
     shown: dict[Kind, Any] = {}
@@ -114,7 +114,7 @@ def precision_matrix(matrix: ArrayLike, name: str = "") -> Picture:
 
 def _over_rounds(rounds: pd.DataFrame, metrics: Mapping[str, str], scale: float) -> Picture:
     if not len(rounds):
-        return style.empty("there are no runs")
+        return style.empty("there are no runs", rounds)
     measured = [metric for metric in metrics if metric in rounds]
     rounds, remarks = contests.largest(rounds)
     figure, panels = style.picture(len(measured), sharex=True)

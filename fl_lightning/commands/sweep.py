@@ -125,6 +125,8 @@ def dry_run(study: "Study", how: "Options") -> None:
     shared = f"; {_duration(cost.alone)} if nothing were shared" if len(work) < len(todo) else ""
     print(f"time        about {_duration(cost.seconds)} with {slots} at once on this machine{shared}")
     print(f"disk        about {_size(cost.bytes)} in {_shown(how.out)}")
+    if study.reference is not None:
+        print(f"before      {len(environments(study)) * len(study.seeds)} reference runs, not counted above")
     if study.continue_to is not None:
         print(f"then        the best setting of each case and environment goes on to {study.continue_to} rounds")
 

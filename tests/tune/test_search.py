@@ -120,7 +120,8 @@ def test_settings_that_fail_use_up_their_budget_and_nothing_else(tmp_path):
 
 
 def trial(contest, number):
-    return SimpleNamespace(config={"contest": contest, "number": number}, trial_id=f"{contest}{number}")
+    config = {"contest": contest, "number": number, "settings": [{"federation.rounds": 9}]}
+    return SimpleNamespace(config=config, trial_id=f"{contest}{number}")
 
 
 def judged(scheduler, one, rounds, value, **more):
@@ -168,6 +169,7 @@ def test_asha_does_not_judge_what_has_ended_and_ends_what_diverged(asha):
     good, bad, wild = begin(scheduler, trial("a", 1), trial("a", 2), trial("a", 3))
     judged(scheduler, good, 1, 0.9)
     assert judged(scheduler, bad, 1, 0.1, done=True) == TrialScheduler.CONTINUE
+    assert judged(scheduler, bad, 9, 0.1) == TrialScheduler.CONTINUE
     assert judged(scheduler, wild, 1, float("-inf")) == TrialScheduler.STOP
     scheduler.on_trial_complete(None, wild, {"rounds": 1, "value": float("-inf")})
     scheduler.on_trial_complete(None, good, {"rounds": 9, "value": 0.9})

@@ -220,12 +220,15 @@ def test_every_shipped_study_says_what_it_is_about():
     assert set(study.names()) == {
         "ablation_online_offline",
         "ablation_prior",
+        "ae_lf",
         "cifar_epochs",
         "cifar_heterogeneity",
         "cifar_table",
         "demo",
+        "laplace",
         "mnist_curves",
         "mnist_first_round",
+        "ridge_demo",
     }
     for name in study.names():
         assert study.describe(name).endswith(".")

@@ -1,0 +1,103 @@
+"""The store in parts that can be looked at by themselves: every study at every scale, and the runs without a study."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from analysis.runs import NoRuns, Place, Runs, Sweep
+
+WITHOUT = "runs without a study"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Runs that belong together, and what can be read about them; everything is read when it is first asked for.
+
+    Attributes:
+        store: Where they are.
+        title: What to call them.
+        study: Name of their study; empty without one.
+        scale: Of the study.
+        runs: One row per run; empty if there are none, then its remarks say why.
+    """
+
+    store: Runs
+    title: str
+    study: str
+    scale: str
+    runs: pd.DataFrame
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row per run and round."""
+        return self.store.rounds(self.runs)
+
+    @cached_property
+    def ridges(self) -> pd.DataFrame:
+        """Accuracy along the ridge between two clients, where it was probed."""
+        return self.store.ridges(self.runs)
+
+    @cached_property
+    def sweep(self) -> Sweep | None:
+        """The sweep that made them."""
+        return self.store.sweep(self.study, self.scale) if self.study else None
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """Levels of GA that the study asks about."""
+        return tuple((self.sweep.content.get("thresholds") if self.sweep else None) or (0.3, 0.4, 0.8))
+
+    def varies(self, *keys: str) -> bool:
+        """Whether all these settings differ between the runs."""
+        return all(key in self.runs and self.runs[key].nunique() > 1 for key in keys)
+
+    @cached_property
+    def lasts(self) -> bool:
+        """Whether there is more than one round."""
+        return bool(len(self.rounds)) and bool(self.rounds["round"].max() > 1)
+
+    @cached_property
+    def has_curvatures(self) -> bool:
+        """Whether forms of curvature are compared."""
+        return self.varies("method.curvature_form") or bool(len(self.ridges))
+
+
+def parts(store: Place | Runs = None, study: str | None = None, scale: str | None = None) -> Iterator[Part]:
+    """The parts of a store.
+
+    Args:
+        store: Folder of runs, database file or MLflow URI, or `Runs`.
+        study: Only this one; if the store has no runs of it, one empty part says so.
+        scale: Only this one.
+
+    Raises:
+        UserError: If there is no store, no run in it, or no such study.
+    """
+    runs = store if isinstance(store, Runs) else Runs(store)
+    if study is None:
+        if not len(runs.table):
+            raise NoRuns(f"{runs.store.place} holds no runs yet; make some with `fl-lightning demo`")
+        for name in runs.studies:
+            yield from _of_study(runs, name, None)
+        yield from _without_study(runs)
+    elif study in runs.studies:
+        yield from _of_study(runs, study, scale)
+    else:
+        yield Part(runs, study, "", "", runs.load(study, absent="empty"))
+
+
+def _of_study(runs: Runs, study: str, scale: str | None) -> Iterator[Part]:
+    for size in runs.studies[study] if scale is None else [scale]:
+        title = study if size == "all" else f"{study}, scale {size}"
+        yield Part(runs, title, study, size, runs.load(study, scale=size, absent="empty"))
+
+
+def _without_study(runs: Runs) -> Iterator[Part]:
+    alone = set(runs.table.loc[runs.table["study"].isna(), "run_id"])
+    if alone:
+        table = runs.load()
+        kept = table.loc[table["run_id"].isin(alone)].reset_index(drop=True)
+        kept.attrs.update(table.attrs)
+        yield Part(runs, WITHOUT, "", "", kept)

@@ -1,0 +1,91 @@
+"""Eight processes write to one MLflow store: nothing is lost, nothing is there twice, resumed runs stay one run."""
+
+import multiprocessing
+import os
+
+import pytest
+from mlflow import MlflowClient
+
+from fl_lightning.track import EXPERIMENT, Tracker
+from tests.servers import free_port, serving, wait_for
+
+WRITERS, ROUNDS = 8, 24
+
+
+def metrics(writer, number):
+    return {"GA": writer + number / 100, "LA": writer - number / 100, "seconds": 0.5}
+
+
+def write(out, store, writer, last):
+    """Two runs at once, round by round, as far as this; then the process ends without a word, as if killed."""
+    if store is not None:
+        os.environ["MLFLOW_TRACKING_URI"] = store
+    params = {f"method.p{i}": i for i in range(40)}
+    trackers = [
+        Tracker(out, f"attempt {writer} {which}", f"run {writer}", {**params, "which": which}, {"writer": str(writer)})
+        for which in (0, 1)
+    ]
+    for number in range(1, last + 1, 2):  # what an earlier process has written is written again
+        for tracker in trackers:
+            tracker.log_rounds([(r, metrics(writer, r)) for r in (number, number + 1)])
+    if last == ROUNDS:
+        for tracker in trackers:
+            tracker.finish("FINISHED")
+    os._exit(0)
+
+
+def together(out, store, last):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fl_lightning.track", "mlflow"])  # imported once, not eight times
+    processes = [context.Process(target=write, args=(out, store, writer, last)) for writer in range(WRITERS)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(180)
+    assert [process.exitcode for process in processes] == [0] * WRITERS
+
+
+def check(client, status):
+    found = client.get_experiment_by_name(EXPERIMENT)
+    runs = client.search_runs([found.experiment_id])
+    assert len(runs) == 2 * WRITERS
+    assert {run.info.status for run in runs} == {status}
+    return {(int(run.data.tags["writer"]), run.data.params["which"]): run.info.run_id for run in runs}
+
+
+def check_store(out, store, uri):
+    client = MlflowClient(uri)
+    together(out, store, ROUNDS // 2)
+    first = check(client, "RUNNING")
+    together(out, store, ROUNDS)
+    second = check(client, "FINISHED")
+    assert first == second
+    assert len(second) == 2 * WRITERS
+    for (writer, _), run_id in second.items():
+        assert len(client.get_run(run_id).data.params) == 41
+        for name in ("GA", "LA"):
+            points = client.get_metric_history(run_id, name)
+            expected = [(number, metrics(writer, number)[name]) for number in range(1, ROUNDS + 1)]
+            assert sorted((point.step, point.value) for point in points) == expected
+
+
+def test_a_database_on_one_machine(out):
+    check_store(out, None, f"sqlite:///{out / 'mlflow.db'}")
+
+
+def test_a_fresh_database_that_the_driver_has_made(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    Tracker(tmp_path, "sweep", "sweep", {}, {"writer": "0"}).finish("FINISHED")
+    together(tmp_path, None, 2)
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    found = client.get_experiment_by_name(EXPERIMENT)
+    assert len(client.search_runs([found.experiment_id])) == 2 * WRITERS + 1
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_tracking_server_for_several_machines(out, tmp_path):
+    address = f"http://127.0.0.1:{(port := free_port())}"
+    flags = ["--backend-store-uri", f"sqlite:///{out / 'mlflow.db'}", "--port", str(port), "--workers", "1"]
+    with serving("mlflow", "server", *flags, "--artifacts-destination", str(tmp_path / "served")):
+        wait_for(f"{address}/health")
+        check_store(tmp_path / "local", address, address)
