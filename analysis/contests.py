@@ -35,8 +35,8 @@ SYMBOLS = {
 }
 CONDITIONS = ("data", "model", "federation")
 TUNED = ("training", "method")
-# Where the data lie is no condition.
-NEITHER = frozenset({"data.root", "method"})
+# Where the data or a reference lie is no condition.
+NEITHER = frozenset({"data.root", "method", "federation.start"})
 
 
 def varied(table: pd.DataFrame, sections: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """The store in parts that can be looked at by themselves: every study at every scale, and the runs without a study."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pandas as pd
@@ -9,6 +9,8 @@ import pandas as pd
 from analysis.runs import NoRuns, Place, Runs, Sweep
 
 WITHOUT = "runs without a study"
+# What tune calls the runs that others of a study are measured against.
+REFERENCE = "reference"
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +23,7 @@ class Part:
         study: Name of their study; empty without one.
         scale: Of the study.
         runs: One row per run; empty if there are none, then its remarks say why.
+        references: Runs that others are measured against; they take no part in comparisons.
     """
 
     store: Runs
@@ -28,6 +31,7 @@ class Part:
     study: str
     scale: str
     runs: pd.DataFrame
+    references: pd.DataFrame
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -48,6 +52,12 @@ class Part:
     def thresholds(self) -> tuple[float, ...]:
         """Levels of GA that the study asks about."""
         return tuple((self.sweep.content.get("thresholds") if self.sweep else None) or (0.3, 0.4, 0.8))
+
+    def only(self, *cases: str) -> "Part":
+        """These cases alone."""
+        runs = self.runs.loc[self.runs["case"].isin(cases)].reset_index(drop=True)
+        runs.attrs.update(self.runs.attrs)
+        return replace(self, runs=runs)
 
     def varies(self, *keys: str) -> bool:
         """Whether all these settings differ between the runs."""
@@ -85,13 +95,13 @@ def parts(store: Place | Runs = None, study: str | None = None, scale: str | Non
     elif study in runs.studies:
         yield from _of_study(runs, study, scale)
     else:
-        yield Part(runs, study, "", "", runs.load(study, absent="empty"))
+        yield _part(runs, study, "", "", runs.load(study, absent="empty"))
 
 
 def _of_study(runs: Runs, study: str, scale: str | None) -> Iterator[Part]:
     for size in runs.studies[study] if scale is None else [scale]:
         title = study if size == "all" else f"{study}, scale {size}"
-        yield Part(runs, title, study, size, runs.load(study, scale=size, absent="empty"))
+        yield _part(runs, title, study, size, runs.load(study, scale=size, absent="empty"))
 
 
 def _without_study(runs: Runs) -> Iterator[Part]:
@@ -100,4 +110,14 @@ def _without_study(runs: Runs) -> Iterator[Part]:
         table = runs.load()
         kept = table.loc[table["run_id"].isin(alone)].reset_index(drop=True)
         kept.attrs.update(table.attrs)
-        yield Part(runs, WITHOUT, "", "", kept)
+        yield _part(runs, WITHOUT, "", "", kept)
+
+
+def _part(store: Runs, title: str, study: str, scale: str, table: pd.DataFrame) -> Part:
+    is_reference = table["case"].eq(REFERENCE)
+    runs = table.loc[~is_reference].reset_index(drop=True)
+    runs.attrs.update(table.attrs)
+    if is_reference.any():
+        words = f"{is_reference.sum()} more runs are references that others are measured against"
+        runs.attrs["remarks"] = [*table.attrs.get("remarks", ()), words]
+    return Part(store, title, study, scale, runs, table.loc[is_reference])

@@ -180,7 +180,7 @@ CATALOGUE = (
         "GA and AE, LA and LF",
         "Distances from a reference posterior: AE of the server's model, LF of the clients' models.",
         lambda m: "AE" in m.runs and bool(m.runs["AE"].notna().any()),
-        lambda m: figures.errors_behind_accuracies(m.runs),
+        lambda m: figures.errors_behind_accuracies(m.runs, m.references),
     ),
     Entry(
         "global_against_local",

@@ -182,10 +182,7 @@ def dashes(values: Sequence[Any]) -> dict[Any, Any]:
 
 def sequence(number: int) -> list[str]:
     """Colours for an ordered quantity."""
-    if number == 1:
-        chosen = [SEQUENCE[0]]
-    else:
-        chosen = [SEQUENCE[round(i * (min(number, len(SEQUENCE)) * 1.0 - 1) / (number - 1))] for i in range(number)]
+    chosen = [SEQUENCE[round(i * (len(SEQUENCE) - 1) / max(number - 1, 1))] for i in range(number)]
     return chosen if _theme.get() is LIGHT else [lighter(colour) for colour in chosen]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import contests
+from analysis.figures.correlation import error_points
 from analysis.runs import column
 from analysis.statistics import MIN_FOR_CORRELATION, MIN_FOR_INTERVAL, Correlation, Interval, correlation, mean_interval, paired
 from fl_lightning.errors import unknown
@@ -119,21 +120,28 @@ def paired_comparison(
 
 def correlations(runs: pd.DataFrame) -> pd.DataFrame:
     """Pearson and Spearman: GA with LA under equal conditions, GA with AE and LA with LF over all of them."""
-    ended = contests.final_stage(runs.loc[runs["ended"]])
     rows = []
-    for x, y in (("LA", "GA"), ("AE", "GA"), ("LF", "LA")):
-        if x not in ended or ended[x].notna().sum() == 0:
-            continue
-        keys = contests.conditions(ended) if x == "LA" else []
-        for contest in contests.groups(ended, keys):
-            where = {contests.symbol(key): contest[key].iloc[0] for key in keys}
-            groups = [(str(case), mine) for case, mine in contest.groupby("case", sort=False)]
-            several = [(case, mine) for case, mine in groups if len(mine) >= MIN_FOR_CORRELATION and len(groups) > 1]
-            rows += [
-                {"of": y, "with": x, **where, "case": name, **_correlated(correlation(table[x], table[y]))}
-                for name, table in [*several, ("all" if len(groups) > 1 else groups[0][0], contest)]
-            ]
+    ended = contests.final_stage(runs.loc[runs["ended"]])
+    keys = contests.conditions(ended)
+    for contest in contests.groups(ended, keys):
+        where = {contests.symbol(key): contest[key].iloc[0] for key in keys}
+        rows += [{"of": "GA", "with": "LA", **where, **row} for row in _by_case(contest, contest["LA"], contest["GA"])]
+    for x, y in (("AE", "GA"), ("LF", "LA")):
+        points = error_points(runs, x)
+        points = points.loc[points[x] > 0] if len(points) else points
+        if len(points):
+            rows += [{"of": y, "with": x, **row} for row in _by_case(points, points[x], points[y])]
+            # The relation is curved: a line fits the logarithm better.
+            rows += [{"of": y, "with": f"log {x}", **row} for row in _by_case(points, np.log(points[x]), points[y])]
     return pd.DataFrame(rows)
+
+
+def _by_case(runs: pd.DataFrame, x: "pd.Series[float]", y: "pd.Series[float]") -> list[dict[str, Any]]:
+    """For every case that has enough runs, and for all together."""
+    groups = {str(case): mine.index for case, mine in runs.groupby("case", sort=False)}
+    enough = {case: index for case, index in groups.items() if len(index) >= MIN_FOR_CORRELATION and len(groups) > 1}
+    enough["all" if len(groups) > 1 else next(iter(groups))] = runs.index
+    return [{"case": case, **_correlated(correlation(x.loc[index], y.loc[index]))} for case, index in enough.items()]
 
 
 def costs(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
@@ -169,10 +177,16 @@ def costs(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def reference_case(runs: pd.DataFrame) -> str:
-    """The case that others are compared with: FOLA, else the first of method fola, else the first."""
-    cases = list(dict.fromkeys(runs["case"]))
-    own = [case for case in cases if (runs.loc[runs["case"].eq(case), "method"] == "fola").all()]
-    return "FOLA" if "FOLA" in cases else (own or cases)[0]
+    """The case that others are compared with: FOLA as the paper has it, else the first."""
+    cases = runs.drop_duplicates("case").set_index("case")
+    if "FOLA" in cases.index:
+        return "FOLA"
+    usual = {"method": "fola", "method.curvature": "online", "method.curvature_form": "diagonal"}
+    usual |= {"method.aggregation": "product"}
+    for key, value in usual.items():
+        if key in cases and cases[key].eq(value).any():
+            cases = cases.loc[cases[key].eq(value)]
+    return str(cases.index[0])
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:

@@ -26,7 +26,7 @@ def summary(runs: pd.DataFrame, rounds: pd.DataFrame, thresholds: Sequence[float
     sentences += _best(last)
     sentences += _arrivals(last, rounds, thresholds)
     sentences += _traffic(last, rounds)
-    sentences += _correlation(last)
+    sentences += _correlation(runs)
     return sentences
 
 
@@ -130,12 +130,14 @@ def _traffic(runs: pd.DataFrame, rounds: pd.DataFrame) -> list[str]:
         return []
     first, sends = tables.reference_case(runs), table.loc[table["MB per round"] > 0].set_index("case")
     sentences = []
-    for rival in [case for case in sends.index if case != first and first in sends.index]:
+    rivals = [case for case in sends.index if case != first and first in sends.index]
+    for rival in ["FedAvg"] if "FedAvg" in rivals else rivals[:1]:  # the table has them all
         factor = sends.loc[first, "MB per round"] / sends.loc[rival, "MB per round"]
         one, two = (sends.loc[case, "GA (%) within common MB"] for case in (first, rival))
         if abs(factor - 1) < 0.01:
             continue
-        text = f"{first} sends {factor:.2g} times as much per round as {rival}"
+        text = f"{first} sends {factor:,.0f}" if factor >= 10 else f"{first} sends {factor:.2g}"
+        text += f" times as much per round as {rival}"
         if one == one and two == two:
             text += f"; within the same traffic ({sends['common MB'].iloc[0]:.3g} MB) GA is {one:.1f} % against {two:.1f} %"
         sentences.append(f"{text}.")
@@ -145,9 +147,12 @@ def _traffic(runs: pd.DataFrame, rounds: pd.DataFrame) -> list[str]:
 def _correlation(runs: pd.DataFrame) -> list[str]:
     table = tables.correlations(runs)
     sentences = []
-    keys = [contests.symbol(key) for key in contests.conditions(runs)]
+    keys = [contests.symbol(key) for key in contests.conditions(contests.final_stage(runs))]
     for _, row in table.iterrows():
-        if row["case"] != "all" or row["Spearman ρ"] != row["Spearman ρ"]:
+        several = (table["with"].eq(row["with"]) & table["case"].eq("all")).any()
+        if (several and row["case"] != "all") or row["Spearman ρ"] != row["Spearman ρ"]:
+            continue
+        if str(row["with"]).startswith("log"):  # ranks do not change
             continue
         known = [key for key in keys if key in row and contests.shown(row[key]) != "-"]
         where = f" at {', '.join(f'{key} = {contests.shown(row[key])}' for key in known)}" if known else ""

@@ -99,7 +99,7 @@ def bare_half(path: str, which: int) -> None:
 def _sharing(folder: Path) -> list[Row]:
     """One trajectory of the paper's grid on a slice of MNIST-shaped data, against its ten runs one by one."""
     study = load("mnist_first_round", "paper")
-    varied = {"data": "digits", "training.lr": 0.1, "data.alpha": 0.1, "data.clients": 10, "training.batch_size": 32}
+    varied = {"data": "digits", "training.lr": 0.01, "data.alpha": 0.1, "data.clients": 10, "training.batch_size": 32}
     slice_ = load("mnist_first_round", "paper", {**varied, "engine.chunk": 1})
     configs = [replace(cell.config, seed=0) for cell in cells(slice_)]
     start = time.process_time()

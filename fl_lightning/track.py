@@ -111,6 +111,7 @@ def _open(uri: str, out: Path) -> tuple[Any, str]:
     _check_reachable(uri)
     logging.getLogger("mlflow").setLevel(logging.WARNING)  # or it tells of every table it creates
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
     client = MlflowClient(tracking_uri=uri)
     _prepare_store(uri)
@@ -120,7 +121,13 @@ def _open(uri: str, out: Path) -> tuple[Any, str]:
     location = (out / "artifacts").as_uri() if uri.startswith("sqlite:") else None
     # The kind makes the UI show runs and charts first, not its tools for language models.
     tags = {"mlflow.experimentKind": "custom_model_development"}
-    return client, str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags))
+    try:
+        return client, str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags))
+    except MlflowException:  # another process may have been faster
+        found = client.get_experiment_by_name(EXPERIMENT)
+        if found is None:
+            raise
+        return client, str(found.experiment_id)
 
 
 def _prepare_store(uri: str) -> None:

@@ -49,6 +49,10 @@ def connected(address: str | None, resources: Resources, out: Path) -> Iterator[
         resources: Of one trial; refused if no node has them.
         out: The folder of all runs, which all nodes must see.
     """
+    require(
+        resources.cpu >= 0 and resources.gpu >= 0 and resources.cpu + resources.gpu > 0,
+        f"--resources.cpu and --resources.gpu must be >= 0 and not both 0, got {resources.cpu:g}, {resources.gpu:g}",
+    )
     os.environ.update(SETTINGS)
     if address is not None:
         _check_reachable(address)
@@ -101,10 +105,6 @@ def _check_reachable(address: str) -> None:
 
 def _slots(nodes: list[dict[str, Any]], resources: Resources) -> int:
     """How many trials fit at once; refused if none does, where Ray would wait forever."""
-    require(
-        resources.cpu >= 0 and resources.gpu >= 0 and resources.cpu + resources.gpu > 0,
-        f"--resources.cpu and --resources.gpu must be >= 0 and not both 0, got {resources.cpu:g}, {resources.gpu:g}",
-    )
     slots = 0
     for node in nodes:
         has = node["Resources"]

@@ -79,7 +79,9 @@ def _measure(config: RunConfig) -> Cost:
     samples = sum(len(part) for part in problem.clients)
     share = min(1.0, SAMPLES / samples)
     few = [part[: max(1, round(share * len(part)))] if len(part) else part for part in problem.clients]
-    short = replace(config.training, epochs=1)
+    # A small learning rate takes as long as a large one, and does not diverge.
+    epochs = min(2, config.training.epochs)  # one is too few for FedPA
+    short = replace(config.training, epochs=epochs, lr=min(config.training.lr, 1e-4), clip_norm=None)
     once = replace(config.federation, rounds=1, fraction=1.0, cohort=None)
     rounds = federate(
         config.method, problem.task, problem.dataset, few, short, once, config.engine, config.seed, problem.holdout
@@ -88,7 +90,7 @@ def _measure(config: RunConfig) -> Cost:
     start = time.perf_counter()
     measured = probes.measure(config.method, problem.task, problem.dataset, record)
     evaluate = (time.perf_counter() - start) / (1 + len(record.clients))
-    trained = sum(len(part) for part in few)
+    trained = epochs * sum(len(part) for part in few)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checkpoint.write(folder, config.identity, record.after, [measured])

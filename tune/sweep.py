@@ -278,7 +278,8 @@ def _progress(watch: Watch, count: Callable[[int], tuple[int, int]], failures: d
     ray_tune = _ray()
 
     class Reporter(ray_tune.Callback):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
+        def __init__(self, watch: Watch, count: Callable[[int], tuple[int, int]], failures: dict[str, str]) -> None:
+            self._watch, self._count, self._failures = watch, count, failures
             self._finished: dict[str, int] = {}
             self._rounds: dict[str, int] = {}
             self._best = float("-inf")
@@ -288,11 +289,14 @@ def _progress(watch: Watch, count: Callable[[int], tuple[int, int]], failures: d
             self._finished[trial.trial_id] = max(self._finished.get(trial.trial_id, 0), result["finished"])
             self._rounds[trial.trial_id] = max(self._rounds.get(trial.trial_id, 0), result["rounds"])
             self._best = max(self._best, result["best"])
-            failures.update(result["failures"])
-            finished, total = count(sum(self._finished.values()))
-            watch(Status(finished, total, self._best, sum(self._rounds.values())))
+            self._failures.update(result["failures"])
+            finished, total = self._count(sum(self._finished.values()))
+            self._watch(Status(finished, total, self._best, sum(self._rounds.values())))
 
-    return Reporter()
+        def __getstate__(self) -> dict[str, Any]:
+            return {}  # Ray saves it with the experiment; a progress line cannot be saved
+
+    return Reporter(watch, count, failures)
 
 
 def _ray() -> Any:

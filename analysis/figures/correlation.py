@@ -40,44 +40,76 @@ def global_against_local(runs: pd.DataFrame) -> Picture:
     return figure
 
 
-def errors_behind_accuracies(runs: pd.DataFrame) -> Picture:
-    """GA over AE and LA over LF: colour is alpha, shape the case (or E, where only that varies)."""
-    pairs = [(x, y) for x, y in (("AE", "GA"), ("LF", "LA")) if x in runs and runs[x].notna().any()]
+def errors_behind_accuracies(runs: pd.DataFrame, references: pd.DataFrame | None = None) -> Picture:
+    """GA over AE and LA over LF: colour is alpha; shape is the case, or the epochs E of clients that start at the optimum.
+
+    Args:
+        runs: One row per run.
+        references: The runs whose posterior is the origin of AE and LF; stars at the left edge.
+    """
+    names = {"AE": "AE: distance of the server's model", "LF": "LF: mean distance of the clients' models"}
+    pairs = [(x, y, error_points(runs, x)) for x, y in (("AE", "GA"), ("LF", "LA"))]
+    pairs = [(x, y, points) for x, y, points in pairs if len(points)]
     if not pairs:
         return style.empty("no run has measured AE or LF; give runs a probe.reference, as the study ae_lf does", runs)
-    runs, remarks = contests.largest(runs, ("data.alpha", "federation.rounds"))
-    ended = runs.loc[runs["ended"]]
-    alphas = sorted(ended["data.alpha"].dropna().unique())
+    alphas = sorted({alpha for _, _, points in pairs for alpha in points["data.alpha"].dropna()})
     colours = dict(zip(alphas, style.sequence(max(len(alphas), 1)), strict=False))
-    shape = "case" if ended["case"].nunique() > 1 or "training.epochs" not in ended else "training.epochs"
-    shapes = dict(zip(sorted(ended[shape].unique()), MARKERS * 9, strict=False))
     figure, panels = style.picture(len(pairs), height=2.4)
-    names = {
-        "AE": "AE: distance of the server's model (log scale)",
-        "LF": "LF: mean distance of the clients' models (log scale)",
-    }
-    for panel, (x, y) in zip(panels, pairs, strict=True):
-        measured = ended.loc[ended[x].notna() & ended[y].notna()]
-        positive = measured.loc[measured[x] > 0]
-        for (alpha, kind), mine in positive.groupby(["data.alpha", shape]):
-            panel.plot(mine[x], 100 * mine[y], shapes[kind], color=colours[alpha], ms=3.6, alpha=0.8, mew=0)
+    shapes: dict[str, str] = {}
+    at_zero = 0
+    for panel, (x, y, points) in zip(panels, pairs, strict=True):
+        kinds = _shapes(points)
+        shapes |= {kind: MARKERS[i % len(MARKERS)] for i, kind in enumerate(dict.fromkeys(kinds), start=len(shapes))}
+        positive = points[x] > 0
+        edge = points.loc[positive, x].min() / 2 if positive.any() else 1.0
+        for (alpha, kind, seen), mine in points.groupby([points["data.alpha"], kinds, positive]):
+            face = colours[alpha] if seen else style.paper()
+            look = {"color": colours[alpha], "mfc": face, "ms": 3.6, "alpha": 0.85, "mew": 0 if seen else 0.8}
+            panel.plot(mine[x].clip(lower=edge), 100 * mine[y], shapes[kind], linestyle="none", **look)
+        if x == "AE" and references is not None:
+            for alpha, mine in references.loc[references["ended"]].groupby("data.alpha"):
+                if alpha in colours:
+                    panel.plot(np.full(len(mine), edge), 100 * mine[y], "*", color=colours[alpha], ms=6, mew=0)
+        at_zero += int((~positive).sum())
         panel.set_xscale("log")
-        panel.set(xlabel=names[x], ylabel=f"{y} (%)")
-        found = correlation(np.log(positive[x]), positive[y], clusters=None)
         style.logarithmic(panel)
+        panel.set(xlabel=f"{names[x]} (log scale)", ylabel=f"{y} (%)")
+        found = correlation(np.log(points.loc[positive, x]), points.loc[positive, y])
         panel.set_title(f"{y} and log {x}: {in_words(found)}", fontsize=6, color=style.ink(), loc="left")
-        if len(positive) < len(measured):
-            remarks.append(f"{len(measured) - len(positive)} runs with {x} = 0 have no place on a logarithmic axis")
-    entries = [(f"α = {contests.shown(alpha)}", {"color": colour, "lw": 3}) for alpha, colour in colours.items()]
-    kinds = [
-        (str(kind) if shape == "case" else f"E = {contests.shown(kind)}", {"marker": mark, "linestyle": "none"})
-        for kind, mark in shapes.items()
-    ]
-    style.legend(figure, entries, kinds)
-    style.headline(figure, f"one point per run; {_numbers(ended)}")
-    figure.remarks = [*runs.attrs.get("remarks", ()), *remarks]
-    figure.run_ids = list(ended["run_id"])
+    has_stars = references is not None and len(references) > 0
+    style.legend(
+        figure,
+        [(f"α = {contests.shown(alpha)}", {"color": colour, "lw": 3}) for alpha, colour in colours.items()],
+        [(kind, {"marker": mark, "linestyle": "none"}) for kind, mark in shapes.items()]
+        + ([("optimum", {"marker": "*", "linestyle": "none", "ms": 6})] if has_stars else []),
+    )
+    shown = pd.concat([points for _, _, points in pairs]).drop_duplicates("run_id")
+    zero = f"; {at_zero} at distance 0 are hollow, at the left edge" if at_zero else ""
+    style.headline(figure, f"one point per run; {_numbers(shown)}{zero}")
+    figure.remarks = list(runs.attrs.get("remarks", ()))
+    figure.run_ids = list(shown["run_id"])
     return figure
+
+
+def error_points(runs: pd.DataFrame, error: str) -> pd.DataFrame:
+    """The runs that say something about an error, after their last round.
+
+    AE is about aggregation from the usual start, LF about clients that start at the optimum. Where nobody started
+    there, LF is that of the usual runs.
+    """
+    if error not in runs:
+        return runs.iloc[:0]
+    known = runs.loc[runs["ended"] & runs[error].notna() & runs["data.alpha"].notna()]
+    start = known["federation.start"].notna() if "federation.start" in known else pd.Series(False, known.index)
+    chosen = known.loc[start if error == "LF" and start.any() else ~start]
+    return chosen.loc[chosen["federation.rounds"].eq(chosen["federation.rounds"].max())]
+
+
+def _shapes(points: pd.DataFrame) -> "pd.Series[str]":
+    """By case; if there is only one, by its epochs."""
+    if points["case"].nunique() > 1 or points["training.epochs"].nunique() < 2:
+        return points["case"]
+    return points["training.epochs"].map(lambda epochs: f"E = {contests.shown(epochs)}")
 
 
 def in_words(found: Correlation) -> str:

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = ArgumentParser(
         prog="fl-lightning sweep", description=__doc__, epilog=EPILOG, allow_abbrev=False, exit_on_error=False
     )
-    parser.add_argument("study", help="name of a study, or a YAML or Python file")
+    parser.add_argument("study", nargs="?", help="name of a study, or a YAML or Python file")
     parser.add_argument("--scale", help="smoke, small or paper, if the study has scales [small]")
     parser.add_argument("--dry-run", action="store_true", help="count runs, estimate time and disk, and stop")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         options, flags = parser.parse_known_args(list(arguments))
     except Exception as error:  # argparse's ArgumentError
         raise UserError(str(error)) from None
+    require(options.study is not None, "expected a study; fl-lightning list studies shows those that come with it")
     require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
     from tune.cluster import Resources
     from tune.study import load

@@ -2,14 +2,14 @@
 
 import os
 import shutil
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 
 import filelock
 import pytest
 
 from fl_lightning import experiment
 from fl_lightning.config import configure
-from fl_lightning.experiment import Keeping
 
 STUDIES = (
     "demo",
@@ -20,6 +20,8 @@ STUDIES = (
     "cifar_table",
     "ablation_prior",
     "ablation_online_offline",
+    "laplace",
+    "ae_lf",
 )
 TINY = {
     "data": "digits",
@@ -44,7 +46,7 @@ def smoke_store(tmp_path_factory, empty_store):
             out.mkdir()
             shutil.copy(empty_store, out / "mlflow.db")
             for name in STUDIES:
-                sweep_here(name, out)
+                sweep_here(name, out, patch)
             (out / "done").touch()
     return out
 
@@ -73,30 +75,18 @@ def odd_store(tmp_path_factory, empty_store):
     return out
 
 
-def sweep_here(name, out):
-    """What `fl-lightning sweep NAME --scale smoke` does, without its cluster."""
-    from tune import record
-    from tune.grid import cells
-    from tune.outcome import outcome_of
-    from tune.packing import units
+def sweep_here(name, out, patch):
+    """What `fl-lightning sweep NAME --scale smoke` does, in this process instead of a cluster."""
     from tune.study import load
-    from tune.sweep import _continued
-    from tune.work import Order, one_after_the_other
+    from tune.sweep import Options, sweep
+    from tune.work import one_after_the_other
 
-    study = load(name, "smoke")
-    parent = record.open_sweep(study, out, out / "sweeps" / f"{name}-smoke")
-    keeping = Keeping(parent.child_tags, pictures=False, checkpoint=study.continue_to is not None)
+    def fit(runner, space, order, count, work):
+        for pack in work:
+            for news in one_after_the_other(pack, order):
+                assert not news.failures
 
-    def compute(tried):
-        configs = {config.identity: config for cell in tried for config in cell.configs}
-        cases = {config.identity: cell.case for cell in tried for config in cell.configs}
-        for news in one_after_the_other(units(list(configs.values())), Order(out, keeping, cases)):
-            assert not news.failures
-
-    tried = cells(study)
-    compute(tried)
-    if study.continue_to is not None:
-        further = _continued(study, tried, out)
-        compute(further)
-        tried = [*tried, *further]
-    parent.close([outcome_of(cell, out, study) for cell in tried], {})
+    patch.setattr("tune.sweep._Runner._fit", fit)
+    patch.setattr("tune.sweep._ray", lambda: SimpleNamespace(grid_search=list))
+    patch.setattr("tune.sweep.connected", lambda *_: nullcontext(1))
+    assert not sweep(load(name, "smoke"), Options(out), lambda _: None).failures

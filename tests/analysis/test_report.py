@@ -88,8 +88,7 @@ def test_every_study_and_the_odd_runs(odd_store, tmp_path, capsys):
 
 def test_the_whole_catalogue_fits_some_study(smoke_store):
     fitting = {entry.key for part in parts(smoke_store) for entry in report.CATALOGUE if entry.fits(part)}
-    probes = {"curvatures", "ridge_curves", "precision_matrix", "cosine_of_precisions", "errors_behind_accuracies"}
-    assert {entry.key for entry in report.CATALOGUE} - probes <= fitting
+    assert {entry.key for entry in report.CATALOGUE} == fitting
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 
-import pytest
 from mlflow import MlflowClient
 
 from fl_lightning.track import EXPERIMENT, Tracker
@@ -73,16 +72,6 @@ def test_a_database_on_one_machine(out):
     check_store(out, None, f"sqlite:///{out / 'mlflow.db'}")
 
 
-def test_a_fresh_database_that_the_driver_has_made(tmp_path, monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    Tracker(tmp_path, "sweep", "sweep", {}, {"writer": "0"}).finish("FINISHED")
-    together(tmp_path, None, 2)
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    found = client.get_experiment_by_name(EXPERIMENT)
-    assert len(client.search_runs([found.experiment_id])) == 2 * WRITERS + 1
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_tracking_server_for_several_machines(out, tmp_path):
     address = f"http://127.0.0.1:{(port := free_port())}"
     flags = ["--backend-store-uri", f"sqlite:///{out / 'mlflow.db'}", "--port", str(port), "--workers", "1"]
