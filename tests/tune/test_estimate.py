@@ -62,9 +62,9 @@ def test_one_measurement_serves_all_runs_of_a_kind(known):
 def test_a_shared_first_round_is_paid_once(known):
     unit = [run(method=m, training__epochs=e, federation__rounds=1) for m in ("fedavg", "fola") for e in (1, 10)]
     cost = forecast([unit, unit], 2, False)
-    longest = 7 + 1000 + 6 * 0.25
-    assert cost.seconds == longest
-    assert cost.alone == pytest.approx(2 * (longest + 7 + 100 + 6 * 0.25))
+    # Two models of each of five clients, and four servers, are measured.
+    assert cost.seconds == 7 + 1000 + (2 * 5 + 4) * 0.25
+    assert cost.alone == pytest.approx(2 * (7 + 1000 + 6 * 0.25 + 7 + 100 + 6 * 0.25))
     assert cost.bytes == 8 * 3 * 10 * 1.1
 
 
