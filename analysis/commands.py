@@ -34,7 +34,7 @@ def sweep_command(sweep: Sweep, place: str) -> str:
     return shlex.join([*parts, "--out", place])
 
 
-def run_command(run: Mapping[str, Any], place: str) -> str:
+def run_command(run: "Mapping[str, Any] | pd.Series[Any]", place: str) -> str:
     """The command of one run: every setting that is not as by default.
 
     Args:

@@ -1,7 +1,7 @@
 """Which runs compete with which: conditions, settings that are tuned, seeds, and the best setting of everybody.
 
-A *contest* has one set of conditions (data, partition, model, rounds). In it every *case* (a method or a variant of
-one) has tried some *settings* (learning rate, epochs, strength), each with some seeds. The best setting of a case is the
+A *contest* has one set of conditions (data, partition, model, rounds). In it every *case* (a method, or a variant of
+it) has tried some *settings* (learning rate, epochs, strength), each with some seeds. The best setting of a case is the
 one with the largest mean over seeds; a setting that diverged for one seed is worth nothing, and one that lacks seeds
 which others have is not eligible, or luck would decide. If no setting is eligible, the one with the most seeds that
 ended stands for the case, and it is said how many diverged.
@@ -57,14 +57,10 @@ def tuned(table: pd.DataFrame, declared: Sequence[str] = ()) -> list[str]:
     fixed = conditions(table, declared)
     cases = table.groupby("case", sort=False)
     # What differs between cases but not within one of them belongs to the case.
-    return [
-        key for key in varied(table, TUNED) if key not in fixed and (cases[key].nunique(dropna=False) > 1).any()
-    ]
+    return [key for key in varied(table, TUNED) if key not in fixed and (cases[key].nunique(dropna=False) > 1).any()]
 
 
-def largest(
-    table: pd.DataFrame, handled: Sequence[str] = (), longest: bool = True
-) -> tuple[pd.DataFrame, list[str]]:
+def largest(table: pd.DataFrame, handled: Sequence[str] = (), longest: bool = True) -> tuple[pd.DataFrame, list[str]]:
     """The contests that one picture can show, and in words what it leaves out.
 
     Conditions that the picture does not show must be the same for all: the value with the most runs.
@@ -177,13 +173,15 @@ def chosen_runs(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
 def budget_remarks(best: pd.DataFrame) -> list[str]:
     """Where the choice was not equally free for all, or not complete."""
-    remarks = []
+    remarks: list[str] = []
     if not len(best):
         return remarks
     tried = best.groupby("case", sort=False)["tried"].max()
     if tried.nunique() > 1:
         each = ", ".join(f"{case} {number}" for case, number in tried.items())
-        remarks.append(f"unequal budgets: settings tried under each condition: {each}; compare the expected best of equal budgets")
+        remarks.append(
+            f"unequal budgets: settings tried under each condition: {each}; compare the expected best of equal budgets"
+        )
     for name, words in (("diverged", "diverged for some seed"), ("incomplete", "lack seeds")):
         number = int(best[name].sum())
         if number:

@@ -1,4 +1,5 @@
 """The report as one HTML page without scripts, fonts or pictures from elsewhere."""
+# ruff: noqa: E501 - lines of a page
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

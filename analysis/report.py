@@ -1,4 +1,4 @@
-"""One page that tells what runs have shown: a summary in words, every figure and table they allow, and how to repeat it.
+"""One page that tells what runs have shown: a summary in words, all figures and tables they allow, how to repeat it.
 
 The page holds everything it needs and asks no network. Beside it lie the figures as SVG, PDF and PNG and the tables as
 CSV and LaTeX.
@@ -83,7 +83,8 @@ class Entry(NamedTuple):
     draw: Callable[[Part], Picture]
 
 
-CATALOGUE = (
+_CURVES = ("curves_by_clients", "curves_by_alpha", "prior_and_product", "online_against_offline", "curvatures")
+CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "best_for_alpha_and_clients",
         "Best GA for each α and N",
@@ -211,7 +212,6 @@ CATALOGUE = (
         lambda m: figures.partitions(m.store.partitions(m.runs)),
     ),
 )
-_CURVES = ("curves_by_clients", "curves_by_alpha", "prior_and_product", "online_against_offline", "curvatures")
 
 Watch = Callable[[str], None]
 
@@ -251,7 +251,9 @@ def write(
     for part in chosen:
         section = _section(part, place)
         _fill(section, part, out, watch)
-        part.runs.drop(columns=["name"], errors="ignore").to_csv(out / "tables" / f"{section.key}-runs.csv", index=False)
+        part.runs.drop(columns=["name"], errors="ignore").to_csv(
+            out / "tables" / f"{section.key}-runs.csv", index=False
+        )
         sections.append(section)
     date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
     path = out / "index.html"
@@ -325,8 +327,8 @@ def _tables(part: Part) -> Iterator[tuple[str, str, str, pd.DataFrame]]:
     yield (
         "costs",
         "What a round costs",
-        "Traffic of the server and all clients together; the last GA that each case reaches within the traffic that all "
-        "of them use.",
+        "Traffic of the server and all clients together; the last GA that each case reaches within the traffic that "
+        "all of them use.",
         tables.costs(runs, rounds),
     )
 
@@ -343,8 +345,8 @@ def _background(out: Path) -> Item:
     figure = figures.landscape()
     files = style.save(figure, out / "figures" / "landscape")
     about = (
-        "Two clients' posteriors over two parameters. The average of their means may fall between the modes; the product "
-        "lies on the ridge, where a point that both find likely is. Not from runs: two chosen Gaussians."
+        "Two clients' posteriors over two parameters. The average of their means may fall between the modes; the "
+        "product lies on the ridge, where a point that both find likely is. Not from runs: two chosen Gaussians."
     )
     title = "Why a product of posteriors"
     return Item("landscape", title, about, _inline(files[0].read_text(), title), [], "", _relative(files, out))
@@ -368,4 +370,3 @@ def _basis(run_ids: Sequence[str] | pd.Series, section: Section) -> str:
 
 def _relative(files: Sequence[Path], out: Path) -> list[Path]:
     return [path.relative_to(out) for path in files]
-

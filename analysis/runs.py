@@ -15,7 +15,7 @@ measured before stays in the table.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -152,8 +152,8 @@ class Runs:
         frame["rounds"] = reached.reindex(frame.index).fillna(0).astype(int)
         frame["best_GA"] = content.best.set_index("run_id")["value"].reindex(frame.index).astype(float)
         for name in ("partition", "identity", "diverged", "case", "study"):
-            frame[name] = tags[name] if name in tags else None
-        frame["status"] = _status(frame.pop("state"), tags["status"] if "status" in tags else None)
+            frame[name] = tags.get(name)
+        frame["status"] = _status(frame.pop("state"), tags.get("status"))
         for name in ("GA", "LA"):
             if name not in metrics:
                 metrics[name] = float("nan")
@@ -298,7 +298,7 @@ class Runs:
             table: Runs; those whose data are not on this machine are left out.
             most: Not more than so many.
         """
-        keys = [name for name in table if name in ("data", "seed") or str(name).startswith("data.")]
+        keys = [name for name in map(str, table) if name in ("data", "seed") or name.startswith("data.")]
         varied = [name for name in keys if table[name].nunique(dropna=False) > 1]
         found: dict[str, NDArray[Any]] = {}
         for _, run in table.drop_duplicates("partition").sort_values(varied).iterrows():
@@ -417,11 +417,11 @@ def _cases(frame: pd.DataFrame) -> "pd.Series[Any]":
     """What a run is called: by its study, else by its method and those options that make a variant of it."""
     labels = frame["method"].map(lambda name: DISPLAY.get(name, name))
     for method, mine in frame.groupby("method"):
-        for name in [c for c in frame if str(c).startswith("method.") and mine[c].map(_is_variant).any()]:
-            default = _default(str(method), str(name).removeprefix("method."))
+        for name in [c for c in map(str, frame) if c.startswith("method.") and mine[c].map(_is_variant).any()]:
+            default = _default(str(method), name.removeprefix("method."))
             other = mine[name].map(lambda value, default=default: _is_variant(value) and value != default)
             if mine[name].nunique() > 1 or other.any():
-                suffix = mine.loc[other, name].map(lambda v, n=name: f" {str(n).removeprefix('method.')}={v}")
+                suffix = mine.loc[other, name].map(lambda v, n=name: f" {n.removeprefix('method.')}={v}")
                 labels.loc[suffix.index] += suffix
     return frame["case"].map(lambda case: DISPLAY.get(case, case)).fillna(labels)
 
@@ -482,4 +482,3 @@ def _unfinished(table: pd.DataFrame) -> list[str]:
         for status, text in meaning.items()
         if status in counts and not table.loc[table["status"].eq(status), "ended"].all()
     ]
-

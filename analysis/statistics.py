@@ -176,7 +176,8 @@ def correlation(x: ArrayLike, y: ArrayLike, clusters: Sequence[Any] | None = Non
     ranks = (stats.rankdata(first), stats.rankdata(second))
     if groups < MIN_FOR_INTERVAL:
         words = f"{groups} clusters are too few for an interval"
-        return Correlation(n, *(_bare(_pearson(*pair), n, words) for pair in ((first, second), ranks)), words)
+        pearson, spearman = (_bare(_pearson(*pair), n, words) for pair in ((first, second), ranks))
+        return Correlation(n, pearson, spearman, words)
     weights = _resample(groups, RESAMPLES // 5)[:, labels]
     # Ranks of the whole sample stand for ranks within each resample: a tenth of the time, and the same to 0.01.
     return Correlation(n, _weighted(first, second, weights, level), _weighted(*ranks, weights, level))

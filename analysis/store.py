@@ -1,6 +1,6 @@
 """How runs are read from MLflow in bulk: one SQL query per table of a database, pages of runs from a server.
 
-Only `analysis.runs` uses this. Nothing is ever written: a database is opened read-only, also while a sweep writes to it.
+Only `analysis.runs` uses this. Nothing is ever written: a database is opened read-only, also while a sweep writes it.
 """
 
 import logging
@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlparse
 import pandas as pd
 
 from fl_lightning.errors import UserError, require
-from fl_lightning.track import EXPERIMENT, _check_reachable
+from fl_lightning.track import EXPERIMENT, check_reachable
 
 # What a query needs; MLflow has had these since its version 1.
 TABLES = {
@@ -208,7 +208,7 @@ class Server(Store):
 
     def __init__(self, uri: str) -> None:
         self.place = uri
-        _check_reachable(uri)
+        check_reachable(uri)
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # one for every file
         from mlflow import MlflowClient  # seconds to import: only who needs it waits for it
@@ -253,7 +253,8 @@ class Server(Store):
         with self._explained():
             parts = list(self._each(lambda run_id: self._rounds(run_id, metrics), run_ids))
         empty = pd.DataFrame({"run_id": [], "round": [], "key": [], "value": []})
-        return pd.concat([part for part in parts if len(part)] or [empty], ignore_index=True)
+        table: pd.DataFrame = pd.concat([part for part in parts if len(part)] or [empty], ignore_index=True)
+        return table
 
     def artifact(self, run_id: str, name: str) -> Path | None:
         from mlflow.exceptions import MlflowException

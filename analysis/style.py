@@ -63,7 +63,16 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     "centralised": ("#77777f", "#b5b5bd", "*"),
 }
 # For what has no colour yet: other methods, and variants beside the first of a method.
-SPARE = (("#5b3a29", "#c59a83"), ("#7b61c9", "#b3a1f0"), ("#2f6f3e", "#7cc58d"), ("#a0304a", "#f0819a"))
+SPARE = (
+    ("#5b3a29", "#c59a83"),
+    ("#7b61c9", "#b3a1f0"),
+    ("#2f6f3e", "#7cc58d"),
+    ("#a0304a", "#f0819a"),
+    ("#1f8a9c", "#63cfe0"),
+    ("#8a6d1a", "#d9bf66"),
+    ("#9a4dad", "#d79be6"),
+    ("#4a5568", "#a3b1c6"),
+)
 # An ordered quantity as colour, from small to large: dark enough on white, light enough on black.
 SEQUENCE = ("#46327e", "#2c728e", "#27ad81", "#8fb32b", "#d0a70a", "#e8590c", "#c2255c")
 
@@ -329,7 +338,7 @@ def pairs() -> dict[str, str]:
     return {**themes, **methods, **dict(SPARE), **{colour: lighter(colour) for colour in SEQUENCE}}
 
 
-def _settings(colours: Theme) -> dict[str, Any]:
+def _settings(colours: Theme) -> Any:
     return {
         "font.size": 8,
         "axes.edgecolor": colours.faint,

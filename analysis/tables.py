@@ -15,7 +15,15 @@ import pandas as pd
 from analysis import contests
 from analysis.figures.correlation import error_points
 from analysis.runs import column
-from analysis.statistics import MIN_FOR_CORRELATION, MIN_FOR_INTERVAL, Correlation, Interval, correlation, mean_interval, paired
+from analysis.statistics import (
+    MIN_FOR_CORRELATION,
+    MIN_FOR_INTERVAL,
+    Correlation,
+    Interval,
+    correlation,
+    mean_interval,
+    paired,
+)
 from fl_lightning.errors import unknown
 
 NOTE = "[low, high]: 95 % bootstrap interval over seeds; (low to high): range of fewer than five runs, no interval."
@@ -209,7 +217,9 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 def latex(table: pd.DataFrame, caption: str = "") -> str:
     """The readable table with booktabs' rules."""
-    text = readable(table).to_latex(index=False, escape=True, caption=caption or None, position="t" if caption else None)
+    text = readable(table).to_latex(
+        index=False, escape=True, caption=caption or None, position="t" if caption else None
+    )
     for symbol, command in GREEK.items():
         text = text.replace(symbol, command)
     return text

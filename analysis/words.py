@@ -18,7 +18,10 @@ def summary(runs: pd.DataFrame, rounds: pd.DataFrame, thresholds: Sequence[float
     """
     if not len(runs):
         return ["There are no runs."]
-    sentences = [_what_there_is(runs), *(f"{remark[0].upper()}{remark[1:]}." for remark in runs.attrs.get("remarks", ()))]
+    sentences = [
+        _what_there_is(runs),
+        *(f"{remark[0].upper()}{remark[1:]}." for remark in runs.attrs.get("remarks", ())),
+    ]
     if not runs["ended"].any():
         return [*sentences, "No run has ended, so there is nothing to compare yet."]
     last = contests.final_stage(runs)
@@ -65,7 +68,9 @@ def _one_contest(case: str, rival: str, row: "pd.Series[float]") -> str:
     difference, low, high = (row[f"difference (points){end}"] for end in ("", " low", " high"))
     spread = f"95 % interval {low:+.1f} to {high:+.1f}" if n >= MIN_FOR_INTERVAL else f"range {low:+.1f} to {high:+.1f}"
     side, number = ("ahead of", ahead) if difference >= 0 else ("behind", n - ahead - int(row["ties"]))
-    text = f"{case} is {side} {rival} in {number} of {_count(n, 'seed')}, mean difference {difference:+.1f} points of GA"
+    text = (
+        f"{case} is {side} {rival} in {number} of {_count(n, 'seed')}, mean difference {difference:+.1f} points of GA"
+    )
     text += f" ({spread})" if n > 1 else ""
     if row["p"] == row["p"]:
         text += f"; signed-rank test p = {row['p']:.2g}, effect size {row['effect']:+.2f}"
@@ -76,7 +81,7 @@ def _over_conditions(case: str, rival: str, rows: pd.DataFrame, keys: Sequence[s
     """Few words about many contests: the table has them all."""
     differences = rows["difference (points)"]
     ahead = int((differences > 0).sum())
-    most, least = rows.loc[differences.idxmax()], rows.loc[differences.idxmin()]
+    most, least = (rows.iloc[int(place)] for place in (differences.argmax(), differences.argmin()))
 
     def place(row: "pd.Series[float]") -> str:
         return ", ".join(f"{key} = {contests.shown(row[key])}" for key in keys)
@@ -132,14 +137,16 @@ def _traffic(runs: pd.DataFrame, rounds: pd.DataFrame) -> list[str]:
     sentences = []
     rivals = [case for case in sends.index if case != first and first in sends.index]
     for rival in ["FedAvg"] if "FedAvg" in rivals else rivals[:1]:  # the table has them all
-        factor = sends.loc[first, "MB per round"] / sends.loc[rival, "MB per round"]
-        one, two = (sends.loc[case, "GA (%) within common MB"] for case in (first, rival))
+        factor = sends["MB per round"][first] / sends["MB per round"][rival]
+        one, two = (sends["GA (%) within common MB"][case] for case in (first, rival))
         if abs(factor - 1) < 0.01:
             continue
         text = f"{first} sends {factor:,.0f}" if factor >= 10 else f"{first} sends {factor:.2g}"
         text += f" times as much per round as {rival}"
         if one == one and two == two:
-            text += f"; within the same traffic ({sends['common MB'].iloc[0]:.3g} MB) GA is {one:.1f} % against {two:.1f} %"
+            text += (
+                f"; within the same traffic ({sends['common MB'].iloc[0]:.3g} MB) GA is {one:.1f} % against {two:.1f} %"
+            )
         sentences.append(f"{text}.")
     return sentences
 

@@ -1,4 +1,4 @@
-"""The command line: fl-lightning run | compare | partition | list | ui | demo."""
+"""The command line: fl-lightning run | compare | partition | sweep | report | list | ui | demo."""
 
 import importlib
 import sys

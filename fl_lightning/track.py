@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fl_lightning import shared_view
 from fl_lightning.errors import UserError
 
 EXPERIMENT = "fl_lightning"
@@ -108,7 +109,7 @@ class Tracker:
 @functools.cache
 def _open(uri: str, out: Path) -> tuple[Any, str]:
     """The client of a store and the id of our experiment in it; once per process, since runs may be many and short."""
-    _check_reachable(uri)
+    check_reachable(uri)
     logging.getLogger("mlflow").setLevel(logging.WARNING)  # or it tells of every table it creates
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
@@ -116,7 +117,12 @@ def _open(uri: str, out: Path) -> tuple[Any, str]:
     client = MlflowClient(tracking_uri=uri)
     _prepare_store(uri)
     found = client.get_experiment_by_name(EXPERIMENT)
+    # The kind makes the UI show runs and charts first, not its tools for language models; the view, GA and LA.
+    tags = {"mlflow.experimentKind": "custom_model_development", **shared_view.tags()}
     if found is not None:
+        for name, value in tags.items():
+            if found.tags.get(name) != value:
+                client.set_experiment_tag(found.experiment_id, name, value)
         return client, str(found.experiment_id)
     location = (out / "artifacts").as_uri() if uri.startswith("sqlite:") else None
     # The kind makes the UI show runs and charts first, not its tools for language models.
@@ -137,7 +143,7 @@ def _prepare_store(uri: str) -> None:
             connection.execute("PRAGMA journal_mode=WAL")
 
 
-def _check_reachable(uri: str) -> None:
+def check_reachable(uri: str) -> None:
     """MLflow itself would retry an unreachable server for minutes."""
     if not uri.startswith(("http://", "https://")):
         return

@@ -129,9 +129,11 @@ def _measured(best: pd.DataFrame, runs: pd.DataFrame, metric: str) -> pd.DataFra
     return best.assign(**{name: [getattr(i, name) for i in intervals] for name in ("mean", "low", "high", "n")})
 
 
-def _line(panel: Axes, best: pd.DataFrame, key: str, values: Sequence[Any], colour: str, dash: Any, marker: str) -> None:
+def _line(
+    panel: Axes, best: pd.DataFrame, key: str, values: Sequence[Any], colour: str, dash: Any, marker: str
+) -> None:
     """Means with their intervals; NaN, which breaks the line, where there is none."""
-    rows = best.drop_duplicates(key).set_index(key).reindex(values)
+    rows = best.drop_duplicates(key).set_index(key).reindex(list(values))
     x = np.arange(len(values))
     mean, low, high = (100 * rows[name].to_numpy(dtype=float) for name in ("mean", "low", "high"))
     panel.plot(x, mean, color=colour, linestyle=dash, marker=marker, ms=3.2, lw=1.3)

@@ -1,5 +1,7 @@
 """What goes with what: GA with LA over all settings, GA with AE and LA with LF over degrees of heterogeneity."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -19,7 +21,7 @@ def global_against_local(runs: pd.DataFrame) -> Picture:
     methods = {case: DISPLAY.get(m, m) for case, m in zip(ended["case"], ended["method"], strict=True)}
     looks = style.looks(list(dict.fromkeys(ended["case"])), methods)
     figure, (panel,) = style.picture(height=2.6)
-    entries = []
+    entries: list[tuple[str, dict[str, Any]]] = []
     for case, look in looks.items():
         mine = ended.loc[ended["case"].eq(case)]
         panel.plot(100 * mine["LA"], 100 * mine["GA"], look.marker, color=look.colour, ms=3.2, alpha=0.75, mew=0)
@@ -41,7 +43,7 @@ def global_against_local(runs: pd.DataFrame) -> Picture:
 
 
 def errors_behind_accuracies(runs: pd.DataFrame, references: pd.DataFrame | None = None) -> Picture:
-    """GA over AE and LA over LF: colour is alpha; shape is the case, or the epochs E of clients that start at the optimum.
+    """GA over AE and LA over LF: colour is alpha, shape the case, or the epochs E of clients that start at the optimum.
 
     Args:
         runs: One row per run.
@@ -55,7 +57,7 @@ def errors_behind_accuracies(runs: pd.DataFrame, references: pd.DataFrame | None
     alphas = sorted({alpha for _, _, points in pairs for alpha in points["data.alpha"].dropna()})
     colours = dict(zip(alphas, style.sequence(max(len(alphas), 1)), strict=False))
     figure, panels = style.picture(len(pairs), height=2.4)
-    shapes: dict[str, str] = {}
+    shapes: dict[Any, str] = {}
     at_zero = 0
     for panel, (x, y, points) in zip(panels, pairs, strict=True):
         kinds = _shapes(points)

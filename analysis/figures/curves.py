@@ -7,7 +7,6 @@ seeds their range. Runs that diverged or have not ended are thin lines of their 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -143,6 +142,10 @@ def _draw(
     panels[-1].set_xlabel(axis.label)
     if axis.whole:
         style.whole_numbers(panels[-1])
+    elif _far_apart(rounds):
+        panels[-1].set_xscale("log")
+        style.logarithmic(panels[-1])
+        panels[-1].set_xlabel(f"{axis.label}, log scale")
     entries = [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
     settings = []
     if len(values) > 1 and by is not None:
@@ -153,7 +156,9 @@ def _draw(
     loose = _loose_remarks(lines)
     style.headline(figure, _basis(bands, best, metrics[0]) + ("; " + "; ".join(loose) if loose else ""))
     figure.remarks = [*rounds.attrs.get("remarks", ()), *remarks, *contests.budget_remarks(best), *loose]
-    figure.run_ids = [str(run_id) for line in lines for part in (line.results, line.loose) for run_id in part["run_id"].unique()]
+    figure.run_ids = [
+        str(run_id) for line in lines for part in (line.results, line.loose) for run_id in part["run_id"].unique()
+    ]
     return figure
 
 
@@ -164,6 +169,12 @@ def _without_silent(rounds: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     kept = rounds.loc[sent.gt(0)]
     kept.attrs.update(rounds.attrs)
     return kept, [f"{', '.join(silent)} sends nothing and is not shown"] if silent else []
+
+
+def _far_apart(rounds: pd.DataFrame) -> bool:
+    """Whether some cases would be a vertical line at the left of the others."""
+    ends = rounds.groupby(["case", "run_id"])["x"].max().groupby("case").mean()
+    return bool(rounds["x"].min() > 0 and ends.max() > 20 * ends.min())
 
 
 def _dash_setting(rounds: pd.DataFrame) -> str | None:
@@ -208,7 +219,7 @@ def _curve(panel: Axes, line: Line, metric: str, look: Look, dash: Any, longest:
         wide = wide[wide.columns[wide.notna().all()]]  # a study may stop some seeds earlier than others
         x = line.results.groupby("round")["x"].mean().reindex(wide.columns)
         band = mean_band(100 * wide.to_numpy())
-        marks = {"marker": look.marker, "ms": 3.2, "markevery": every}
+        marks: dict[str, Any] = {"marker": look.marker, "ms": 3.2, "markevery": every}
         panel.plot(x, band.mean, color=look.colour, linestyle=dash, lw=1.3, **marks)
         if band.n > 1:
             panel.fill_between(x, band.low, band.high, color=look.colour, alpha=opacity, linewidth=0)

@@ -54,7 +54,13 @@ def landscape(scene: Landscape | None = None) -> Picture:
                 "ridge, product (FOLA)",
                 {"color": looks["FOLA"].colour, "marker": looks["FOLA"].marker, "linestyle": style.DASHES[1]},
             ),
-            *((f"{kind} of the mixture", {"marker": marks[kind], "color": style.ink(), "mfc": "none", "ms": 6, **dots}) for kind in kinds),
+            *(
+                (
+                    f"{kind} of the mixture",
+                    {"marker": marks[kind], "color": style.ink(), "mfc": "none", "ms": 6, **dots},
+                )
+                for kind in kinds
+            ),
         ],
         columns=2,
     )

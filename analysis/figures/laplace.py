@@ -160,7 +160,14 @@ def _curve(panel: Axes, x: Any, values: Any, kind: Kind) -> None:
     marker = style.METHODS[FORMS[kind.form][1]][2]
     every = max(1, round(len(x) / 8))
     panel.plot(
-        x, band.mean, color=_colour(kind), linestyle=STYLES[kind.evaluation], lw=1.2, marker=marker, ms=3, markevery=every
+        x,
+        band.mean,
+        color=_colour(kind),
+        linestyle=STYLES[kind.evaluation],
+        lw=1.2,
+        marker=marker,
+        ms=3,
+        markevery=every,
     )
     if band.n > 1:
         panel.fill_between(x, band.low, band.high, color=_colour(kind), alpha=0.13, linewidth=0)
@@ -179,4 +186,3 @@ def _legend(figure: Picture, kinds: Sequence[Kind]) -> None:
     ]
     ways = [way for way in ("online", "offline") if any(kind.evaluation == way for kind in kinds)]
     style.legend(figure, entries, [(way, {"linestyle": STYLES[way]}) for way in ways])
-

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from fl_lightning.errors import UserError, require
 
-EPILOG = """The page index.html opens without a network. Beside it: figures/ as SVG, PDF and PNG, tables/ as CSV and LaTeX.
+EPILOG = """The page index.html opens without a network. Beside it: figures/ (SVG, PDF, PNG) and tables/ (CSV, LaTeX).
 Example: fl-lightning report --study demo --out report"""
 
 

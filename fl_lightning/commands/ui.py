@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
+from fl_lightning import shared_view
 from fl_lightning.errors import require
 from fl_lightning.track import store_uri
 
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str]) -> int:
             free = True
     require(free, f"port {options.port} is in use; choose another with --port")
     address = f"http://127.0.0.1:{options.port}"
-    print(f"MLflow UI on {address} (stop it with Ctrl-C); runs and charts: {address}/{CHARTS}", flush=True)
+    print("MLflow UI, on this machine only; stop it with Ctrl-C")
+    print(f"charts  {address}/{CHARTS}")
+    print(f"table   {address}/{shared_view.address()}", flush=True)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", "127.0.0.1"]
     os.execv(sys.executable, [*command, "--port", str(options.port), "--workers", "1"])

@@ -63,7 +63,9 @@ DRAWN = {
     "precision_matrix": lambda: figures.precision_matrix(np.eye(20) + 0.1, "full, client 1"),
     "errors_behind_accuracies": lambda: figures.errors_behind_accuracies(error_table()),
     "landscape": figures.landscape,
-    "partitions": lambda: figures.partitions({"alpha 1": np.arange(30).reshape(6, 5), "alpha 2": np.zeros((6, 5), int)}),
+    "partitions": lambda: figures.partitions(
+        {"alpha 1": np.arange(30).reshape(6, 5), "alpha 2": np.zeros((6, 5), int)}
+    ),
     "learning_curves": lambda: figures.learning_curves(rounds_table()),
     "against_bytes": lambda: figures.against_bytes(rounds_table()),
     "against_seconds": lambda: figures.against_seconds(rounds_table()),
@@ -143,6 +145,13 @@ def test_lines_are_means_and_bands_their_intervals():
 def test_bytes_are_cumulative_and_of_both_directions():
     panel = figures.against_bytes(rounds_table(cases=("FOLA",), rounds=3)).axes[0]
     assert panel.lines[0].get_xdata() == pytest.approx([4, 8, 12])  # 2 MB down and 2 MB up in every round
+
+
+def test_traffic_of_another_order_has_a_logarithmic_axis():
+    rounds = rounds_table()
+    assert figures.against_bytes(rounds).axes[0].get_xscale() == "linear"
+    rounds.loc[rounds["case"].eq("FOLA"), "bytes_up"] *= 1000
+    assert figures.against_bytes(rounds).axes[0].get_xscale() == "log"
 
 
 def test_who_sends_nothing_is_left_out_of_bytes_and_named():

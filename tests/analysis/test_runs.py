@@ -125,7 +125,7 @@ def test_a_known_study_without_runs_is_named_with_its_command(odd_store):
 
 
 def test_stores_that_are_none(tmp_path, out):
-    with pytest.raises(UserError, match="no runs in .*fl-lightning demo"):
+    with pytest.raises(UserError, match=r"no runs in .*fl-lightning demo"):
         runs.load(tmp_path / "nothing")
     with pytest.raises(UserError, match="no experiment called fl_lightning, but no experiment at all"):
         runs.load(out)
@@ -204,8 +204,8 @@ def test_thousands_of_runs_in_seconds(smoke_store, tmp_path):
         params = database.execute("SELECT key, value FROM params WHERE run_uuid = ?", (pattern,)).fetchall()
         ids = [f"{i:032x}" for i in range(2000)]
         database.executemany(
-            "INSERT INTO runs (run_uuid, name, status, start_time, end_time, lifecycle_stage, artifact_uri, experiment_id)"
-            " VALUES (?, 'x', 'FINISHED', ?, 0, 'active', '', ?)",
+            "INSERT INTO runs (run_uuid, name, status, start_time, end_time, lifecycle_stage, artifact_uri, "
+            "experiment_id) VALUES (?, 'x', 'FINISHED', ?, 0, 'active', '', ?)",
             [(run_id, i, experiment_id) for i, run_id in enumerate(ids)],
         )
         database.executemany(
@@ -218,7 +218,12 @@ def test_thousands_of_runs_in_seconds(smoke_store, tmp_path):
         )
         database.executemany(
             "INSERT INTO metrics (run_uuid, key, value, timestamp, step, is_nan) VALUES (?, ?, ?, ?, ?, 0)",
-            [(i, key, 0.5 + r / 100, r, r) for i in ids for key in ("GA", "LA", "NLL", "seconds") for r in range(1, 31)],
+            [
+                (i, key, 0.5 + r / 100, r, r)
+                for i in ids
+                for key in ("GA", "LA", "NLL", "seconds")
+                for r in range(1, 31)
+            ],
         )
         database.executemany(
             "INSERT INTO latest_metrics (run_uuid, key, value, timestamp, step, is_nan) VALUES (?, ?, 0.8, 30, 30, 0)",

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from fl_lightning import experiment
-from tests.tune.clusters import Driver, check_complete, cluster, tracked, wait_for_rounds
+from tests.tune.clusters import Driver, alone, check_complete, cluster, tracked, wait_for_rounds
 from tune.grid import cells
 from tune.study import load
 
@@ -176,5 +176,5 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(out, study, drive, tmp
         assert [point.step for point in client.get_metric_history(run.info.run_id, "GA")] == list(range(1, 31))
     # FedAvg by another name.
     study.write_text(yaml.safe_dump({**STUDY, "cases": ["fedavg"], "seeds": 2}))
-    expected = [experiment.run(config, tmp_path / "undisturbed").final["GA"] for config in configs_of(study)]
+    expected = [alone(config, tmp_path / "undisturbed").final["GA"] for config in configs_of(study)]
     assert sorted(run.data.metrics["GA"] for run in children) == sorted(expected)

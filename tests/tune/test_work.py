@@ -6,6 +6,7 @@ from fl_lightning import experiment
 from fl_lightning.config import configure
 from fl_lightning.experiment import Keeping
 from fl_lightning.methods.fedprox import FedProx
+from tests.tune.clusters import alone, timeless
 from tune.packing import units
 from tune.study import Stop
 from tune.work import Order, one_after_the_other, side_by_side
@@ -35,15 +36,6 @@ def run(**changes):
     return configure({**BASE, **{key.replace("__", "."): value for key, value in changes.items()}})
 
 
-def timeless(result):
-    """Everything that was measured, but for the clock."""
-    return (
-        result.status,
-        result.message,
-        [({k: v for k, v in m.metrics.items() if not k.startswith("seconds")}, m.clients) for m in result.history],
-    )
-
-
 def compute(work, order):
     *_, news = one_after_the_other(work, order)
     return news
@@ -59,8 +51,8 @@ def test_packs_equal_runs_that_are_alone(tmp_path):
     assert (news.finished, dict(news.failures)) == (len(configs), {})
     assert news.rounds == sum(config.federation.rounds for config in configs)
     for config in configs:
-        alone = experiment.run(config, tmp_path / "alone")
-        assert timeless(experiment.finished(config, tmp_path / "packed")) == timeless(alone)
+        expected = alone(config, tmp_path / "alone")
+        assert timeless(experiment.finished(config, tmp_path / "packed")) == timeless(expected)
     ends = [experiment.finished(config, tmp_path / "packed").final["GA"] for config in configs]
     assert news.best == max(ends)
 
@@ -74,7 +66,7 @@ def test_what_was_interrupted_goes_on(tmp_path):
     assert experiment.finished(config, tmp_path / "a") is None
     news = compute([[config]], Order(tmp_path / "a", SLIM))
     assert (news.finished, news.rounds) == (1, 4)
-    assert timeless(experiment.finished(config, tmp_path / "a")) == timeless(experiment.run(config, tmp_path / "b"))
+    assert timeless(experiment.finished(config, tmp_path / "a")) == timeless(alone(config, tmp_path / "b"))
 
 
 def test_a_broken_run_fails_alone_with_its_message(tmp_path):
@@ -139,7 +131,7 @@ def test_divergence_is_a_result_with_its_round(tmp_path):
 
 def test_the_stop_rule_ends_runs_and_the_rounds_stay(tmp_path):
     config = run(method="fedavg", federation__rounds=12)
-    whole = experiment.run(config, tmp_path / "whole")
+    whole = alone(config, tmp_path / "whole")
     values = [m.metrics["GA"] for m in whole.history]
     expected = next(n for n in range(1, 13) if values[n - 1] >= 0.5)
     assert 1 < expected < 12
@@ -167,19 +159,19 @@ def test_a_metric_that_nobody_measures_is_named(tmp_path, changes, together):
 def test_seeds_go_side_by_side_and_report_their_mean(tmp_path):
     configs = [run(method="fola", seed=seed) for seed in (0, 1, 2)]
     seen = list(side_by_side(configs, Order(tmp_path / "together", SLIM)))
-    alone = [experiment.run(config, tmp_path / "alone") for config in configs]
+    separate = [alone(config, tmp_path / "alone") for config in configs]
     for number, news in enumerate(seen[:3], start=1):
-        expected = [result.history[number - 1].metrics["GA"] for result in alone]
+        expected = [result.history[number - 1].metrics["GA"] for result in separate]
         assert news.value == pytest.approx(sum(expected) / 3, abs=1e-15)
         assert news.rounds == number
     assert (seen[-1].finished, seen[-1].best) == (3, seen[2].value)
-    for config, result in zip(configs, alone, strict=True):
+    for config, result in zip(configs, separate, strict=True):
         assert timeless(experiment.finished(config, tmp_path / "together")) == timeless(result)
 
 
 def test_seeds_that_stop_early_keep_their_last_value_in_the_mean(tmp_path):
     configs = [run(method="fedavg", seed=seed, federation__rounds=12) for seed in (0, 1)]
-    whole = [experiment.run(config, tmp_path / "whole") for config in configs]
+    whole = [alone(config, tmp_path / "whole") for config in configs]
     firsts = [next(i for i, m in enumerate(r.history) if m.metrics["GA"] >= 0.45) for r in whole]
     assert firsts[0] != firsts[1]
     *_, last = side_by_side(configs, Order(tmp_path / "cut", SLIM, stop=Stop(at_least=0.45)))

@@ -1,0 +1,67 @@
+"""Notebooks are stored without outputs, are thin, and run from top to bottom on the runs of the smoke studies."""
+
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+import analysis
+
+FOLDER = Path(analysis.__file__).parent / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+# What must be drawn from the smoke studies, at least.
+PICTURES = {
+    "ablations": 2,
+    "ae_and_lf": 1,
+    "comparison_of_two_methods": 10,
+    "correlation_of_ga_and_la": 3,
+    "heterogeneity": 6,
+    "hyperparameters": 4,
+    "laplace_study": 5,
+    "learning_curves": 12,
+}
+
+
+def test_all_notebooks_are_there():
+    assert {path.stem for path in NOTEBOOKS} == set(PICTURES)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_stored_without_outputs_and_thin(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells)
+    assert "STORE = " in cells[0].source
+    assert sum(len(cell.source.splitlines()) for cell in cells) < 40
+    assert not any("def " in cell.source for cell in cells)
+
+
+def execute(path, store, where):
+    notebook = nbformat.read(path, as_version=4)
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    first.source = f"STORE = {str(store)!r}"
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(where)}}).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
+    printed = "".join(output.get("text", "") for output in outputs)
+    return pictures, printed
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of sockets of the kernel
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_runs_on_the_smoke_studies(path, smoke_store, tmp_path):
+    pictures, printed = execute(path, smoke_store, tmp_path)
+    assert pictures >= PICTURES[path.stem], printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_absent_study_is_said(odd_store, tmp_path):
+    pictures, printed = execute(FOLDER / "laplace_study.ipynb", odd_store, tmp_path)
+    assert pictures == 1  # the one that needs no runs
+    assert "Nothing to show" in printed
+    assert "fl-lightning sweep laplace" in printed
