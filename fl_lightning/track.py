@@ -125,8 +125,6 @@ def _open(uri: str, out: Path) -> tuple[Any, str]:
                 client.set_experiment_tag(found.experiment_id, name, value)
         return client, str(found.experiment_id)
     location = (out / "artifacts").as_uri() if uri.startswith("sqlite:") else None
-    # The kind makes the UI show runs and charts first, not its tools for language models.
-    tags = {"mlflow.experimentKind": "custom_model_development"}
     try:
         return client, str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags))
     except MlflowException:  # another process may have been faster
