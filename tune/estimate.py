@@ -14,6 +14,8 @@ from fl_lightning.federate import federate
 
 # The measured round sees about this many training samples; time is taken as proportional to them.
 SAMPLES = 2_000
+# And models are measured on about this many test samples.
+TEST_SAMPLES = 500
 # Of the files beside the checkpoint, MLflow keeps a copy, and its database rows weigh about as much again.
 COPIES = 3
 
@@ -25,6 +27,7 @@ class Cost(NamedTuple):
         train: Seconds of training per sample and epoch.
         evaluate: Seconds to evaluate one model on the test set.
         samples: Training samples of all clients.
+        server: Seconds of the server in a round.
         fixed: Seconds to load data and build the model.
         state: Bytes of a checkpoint.
         tables: Bytes of everything else after one round.
@@ -33,6 +36,7 @@ class Cost(NamedTuple):
     train: float
     evaluate: float
     samples: int
+    server: float
     fixed: float
     state: int
     tables: int
@@ -55,7 +59,8 @@ class Estimate:
         cohort = federation.cohort or split.clients * federation.fraction
         training = cost.samples * cohort / split.clients * longest.training.epochs * cost.train
         measured = cohort * len({config.training.epochs for config in unit}) + len(unit)
-        return cost.fixed + federation.rounds * (training + measured * cost.evaluate)
+        server = sum(self.cost(config).server for config in unit)
+        return cost.fixed + federation.rounds * (training + server + measured * cost.evaluate)
 
     def bytes(self, config: RunConfig, keep_checkpoint: bool) -> float:
         """About how much a run leaves on disk."""
@@ -87,9 +92,11 @@ def _measure(config: RunConfig) -> Cost:
         config.method, problem.task, problem.dataset, few, short, once, config.engine, config.seed, problem.holdout
     )
     record = next(iter(rounds))
+    tested = problem.dataset.test_y[:TEST_SAMPLES]
+    dataset = replace(problem.dataset, test_x=problem.dataset.test_x[:TEST_SAMPLES], test_y=tested)
     start = time.perf_counter()
-    measured = probes.measure(config.method, problem.task, problem.dataset, record)
-    evaluate = (time.perf_counter() - start) / (1 + len(record.clients))
+    measured = probes.measure(config.method, problem.task, dataset, record)
+    evaluate = (time.perf_counter() - start) / (1 + len(record.clients)) * len(problem.dataset.test_y) / len(tested)
     trained = epochs * sum(len(part) for part in few)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -98,7 +105,7 @@ def _measure(config: RunConfig) -> Cost:
         counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
         files.write(config, counts, [measured], folder, pictures=False)
         tables = _size(folder) - state
-    return Cost(record.seconds_local / trained, evaluate, samples, fixed, state, tables)
+    return Cost(record.seconds_local / trained, evaluate, samples, record.seconds_server, fixed, state, tables)
 
 
 def _size(folder: Path) -> int:

@@ -29,7 +29,7 @@ def known(monkeypatch):
 
     def measure(config):
         measured.append(config)
-        return Cost(train=1.0, evaluate=0.25, samples=100, fixed=7.0, state=1000, tables=10)
+        return Cost(train=1.0, evaluate=0.25, samples=100, server=0.0, fixed=7.0, state=1000, tables=10)
 
     monkeypatch.setattr(estimate, "_measure", measure)
     return measured
