@@ -187,6 +187,14 @@ def rounds(
         return (yield from _compute(config, out, keeping or Keeping(), fresh, problem, records))
 
 
+def forget(config: RunConfig, out: Path) -> None:
+    """Remove what earlier processes have computed of a run."""
+    folder = folder_of(config, out)
+    if folder.exists():
+        with _locked(folder):
+            _clear(folder, keep=("lock",))
+
+
 def folder_of(config: RunConfig, out: Path) -> Path:
     """Where a run leaves its files. Runs that differ in the number of rounds alone lie side by side."""
     return out / f"{config.names['method']}-{config.names['data']}-{config.trajectory}-{config.federation.rounds}r"

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import filelock
+
 from fl_lightning.errors import UserError, require
 
 # Before Ray is imported: no usage statistics, no logs of its own, Ctrl-C is ours, trials stay in our folder.
@@ -30,6 +32,7 @@ SETTINGS = {
 PASSED_ON = ("FL_LIGHTNING_DATA", "FL_LIGHTNING_PLUGINS", "MLFLOW_TRACKING_URI")
 # A socket's path may have 107 characters, so Ray's own files go to a short path.
 SESSION_PREFIX = "fl-ray-"
+OWNER = "owner.lock"
 CONNECT_SECONDS = 5.0
 
 
@@ -58,8 +61,11 @@ def connected(address: str | None, resources: Resources, out: Path) -> Iterator[
         _check_reachable(address)
     import ray
 
-    session = None if address else Path(tempfile.mkdtemp(prefix=f"{SESSION_PREFIX}{os.getpid()}-"))
     _sweep_up()
+    session = None if address else Path(tempfile.mkdtemp(prefix=SESSION_PREFIX))
+    owned = filelock.FileLock(session / OWNER) if session else None
+    if owned is not None:
+        owned.acquire()  # until this process ends, however it ends
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
     try:
         if address is None:
@@ -81,7 +87,8 @@ def connected(address: str | None, resources: Resources, out: Path) -> Iterator[
         yield slots
     finally:
         ray.shutdown()
-        if session is not None:
+        if session is not None and owned is not None:
+            owned.release()
             shutil.rmtree(session, ignore_errors=True)
 
 
@@ -163,18 +170,21 @@ def _sees(path: str) -> bool:
 
 def _sweep_up() -> None:
     """Remove what a killed driver has left of its cluster."""
-    if not Path("/proc/self/fd").exists():
-        return
     for folder in Path(tempfile.gettempdir()).glob(f"{SESSION_PREFIX}*"):
-        owner = folder.name.removeprefix(SESSION_PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            _end_processes(folder)
-            shutil.rmtree(folder, ignore_errors=True)
+        if not (folder / OWNER).exists():
+            continue  # another driver is just making it
+        try:
+            with filelock.FileLock(folder / OWNER, timeout=0):
+                _end_processes(folder)
+        except (filelock.Timeout, OSError):
+            continue  # its driver lives, or is not ours
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_processes(folder: Path) -> None:
     """End whoever has a file of this folder open: trials live on for seconds and hold the locks of their runs."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is not ours
-            if any(os.readlink(file).startswith(f"{folder}/") for file in (process / "fd").iterdir()):
+            is_other = int(process.name) != os.getpid()
+            if is_other and any(os.readlink(file).startswith(f"{folder}/") for file in (process / "fd").iterdir()):
                 os.kill(int(process.name), signal.SIGKILL)

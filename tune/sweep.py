@@ -96,7 +96,7 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
     folder = options.out / "sweeps" / f"{study.name}-{study.scale or 'all'}-{study.identity}"
     parent = record.open_sweep(study, options.out, folder)
     keeping = Keeping(parent.child_tags, pictures=False, checkpoint=_keeps(study))
-    order = Order(options.out, keeping, stop=study.stop, metric=study.metric, fresh=options.fresh)
+    order = Order(options.out, keeping, stop=study.stop, metric=study.metric)
     failures: dict[str, str] = {}
     try:
         with ExitStack() as stack:
@@ -134,7 +134,9 @@ def missing(configs: Sequence[RunConfig], out: Path, stop: Stop | None) -> list[
 
 
 def _is_new(out: Path, fresh: bool, config: RunConfig) -> bool:
-    return fresh or experiment.latest(config, out) is None
+    if fresh:
+        experiment.forget(config, out)
+    return experiment.latest(config, out) is None
 
 
 def _keeps(study: Study) -> bool:
@@ -188,7 +190,10 @@ class _Runner:
     def grid(self, tried: Sequence[Cell], keep: bool = False) -> list[Cell]:
         """Compute settings that are known beforehand."""
         configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
-        todo = configs if self._options.fresh else missing(configs, self._options.out, self._study.stop)
+        if self._options.fresh:  # here, once: a trial that is repeated after a failure must not begin again
+            for config in configs:
+                experiment.forget(config, self._options.out)
+        todo = missing(configs, self._options.out, self._study.stop)
         done = len(configs) - len(todo)
         if todo:
             self._cluster()  # refuses before anything is shown or counted

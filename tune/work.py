@@ -29,7 +29,6 @@ class Order(NamedTuple):
         cases: What a run is called in tables and figures, by its identity.
         stop: When a run need not go on.
         metric: What is good if large.
-        fresh: Forget what earlier processes have computed.
     """
 
     out: Path
@@ -37,7 +36,6 @@ class Order(NamedTuple):
     cases: Mapping[str, str] = MappingProxyType({})
     stop: Stop | None = None
     metric: str = "GA"
-    fresh: bool = False
 
     def keeping_of(self, config: RunConfig) -> Keeping:
         """What stays of this run; its MLflow run says which case it is."""
@@ -116,7 +114,7 @@ def _runs(unit: Sequence[RunConfig], order: Order) -> Iterator[tuple[RunConfig, 
     left = {config.identity: config for config in unit}
     if len(unit) > 1:
         with suppress(Exception):  # what breaks the shared training will break, alone, the run that it belongs to
-            for config, progress in share_first_round(unit, order.out, order.fresh, order.keeping_of):
+            for config, progress in share_first_round(unit, order.out, keeping=order.keeping_of):
                 del left[config.identity]
                 yield config, progress
     for config in left.values():
@@ -124,7 +122,7 @@ def _runs(unit: Sequence[RunConfig], order: Order) -> Iterator[tuple[RunConfig, 
 
 
 def _run(config: RunConfig, order: Order) -> Progress:
-    return experiment.rounds(config, order.out, order.fresh, order.keeping_of(config))
+    return experiment.rounds(config, order.out, keeping=order.keeping_of(config))
 
 
 def _until(stop: Stop | None, progress: Progress) -> Iterator[Measurement | None]:

@@ -224,3 +224,13 @@ def test_runs_of_another_store_are_told_to_the_present_one(out, tmp_path, monkey
     ]
     assert outcome.run_id not in {run.info.run_id for run in old}
     assert experiment.finished(cell.config, out).store == store_uri(out)
+
+
+def test_fresh_computes_again_once(out, tmp_path, address):
+    study = study_of(tmp_path, base={**SMALL, "federation.rounds": 2}, cases=["fedavg"])
+    ((_, first),) = sweep(study, Options(out, address), ignore).cells[0].runs
+    outcome = sweep(study, Options(out, address, fresh=True), ignore)
+    ((_, again),) = outcome.cells[0].runs
+    assert outcome.computed == 1
+    assert again.run_id != first.run_id
+    assert timeless(again) == timeless(first)
