@@ -31,6 +31,10 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:  # argparse's ArgumentError
         raise UserError(str(error)) from None
     require(options.scale is None or options.study is not None, "--scale needs --study: say whose scale it is")
+    require(
+        not (options.out / "mlflow.db").exists(),
+        f"--out is where the report goes, and {options.out} is a folder of runs; use --runs {options.out}",
+    )
     from analysis import report  # imports what only a report needs
 
     start = time.monotonic()

@@ -122,6 +122,7 @@ def dry_run(study: "Study", how: "Options") -> None:
     if not todo:
         return
     slots = min(how.max_concurrent or sys.maxsize, local_slots(how.resources))
+    print("measuring a small round of every kind of run ...", file=sys.stderr, flush=True)
     cost = forecast(work, slots, study.keep_checkpoints or study.continue_to is not None)
     shared = f"; {_duration(cost.alone)} if nothing were shared" if len(work) < len(todo) else ""
     print(f"time        about {_duration(cost.seconds)} with {slots} at once on this machine{shared}")
