@@ -19,13 +19,13 @@ def sweep_command(sweep: Sweep, place: str) -> str:
         sweep: From `Runs.sweeps`.
         place: Folder of runs.
     """
-    from tune import study
+    from tune import study_file
 
     parts = ["fl-lightning", "sweep", sweep.study]
     if sweep.scale != "all":
         parts += ["--scale", sweep.scale]
     try:
-        usual = dict(study.load(sweep.study, sweep.scale if sweep.scale != "all" else None).base)
+        usual = dict(study_file.load(sweep.study, sweep.scale if sweep.scale != "all" else None).base)
     except UserError:  # somebody's own file
         parts[2] = f"{sweep.study}.yaml"
         usual = dict(sweep.content.get("base") or {})

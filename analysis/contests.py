@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.runs import column
+from analysis.columns import column
 from analysis.statistics import expected_best, mean_interval
 
 # The paper's symbols.

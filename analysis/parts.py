@@ -6,6 +6,7 @@ from functools import cached_property
 
 import pandas as pd
 
+from analysis import arrays
 from analysis.runs import NoRuns, Place, Runs, Sweep
 
 WITHOUT = "runs without a study"
@@ -41,7 +42,7 @@ class Part:
     @cached_property
     def ridges(self) -> pd.DataFrame:
         """Accuracy along the ridge between two clients, where it was probed."""
-        return self.store.ridges(self.runs)
+        return arrays.ridges(self.store, self.runs)
 
     @cached_property
     def sweep(self) -> Sweep | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis import commands, contests, figures, page, style, tables, words
+from analysis import arrays, commands, contests, figures, page, style, tables, words
 from analysis.parts import Part, parts
 from analysis.runs import NoRuns
 from analysis.statistics import MIN_FOR_CORRELATION
@@ -167,7 +167,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "The precision of a client",
         "What a diagonal leaves out: entries away from the diagonal are covariances between parameters.",
         lambda m: m.has_curvatures,
-        lambda m: figures.precision_matrix(*m.store.precision_matrix(m.runs)),
+        lambda m: figures.precision_matrix(*arrays.precision_matrix(m.store, m.runs)),
     ),
     Entry(
         "cosine_of_precisions",
@@ -209,7 +209,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Who holds which classes",
         "The partitions of these runs; white is no sample.",
         lambda m: True,
-        lambda m: figures.partitions(m.store.partitions(m.runs)),
+        lambda m: figures.partitions(arrays.partitions(m.runs)),
     ),
 )
 

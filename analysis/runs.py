@@ -14,45 +14,22 @@ last number is a result: it finished, or its study's own rule had seen enough. R
 measured before stays in the table.
 """
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import yaml
-from numpy.typing import NDArray
 
+from analysis.columns import DISPLAY, cases_of, narrow, no_such, pivot, status_of, typed
 from analysis.store import Content, Store, open_store
-from fl_lightning import discovery
-from fl_lightning.config import fields_of
 from fl_lightning.errors import UserError, unknown
 
 Place = str | Path | None
-# Settings that are strings or switches make another variant of a method; numbers are tuned.
 KEY_COLUMNS = ("run_id", "case", "method", "data", "model", "seed", "partition", "status", "ended", "diverged")
-EXAMPLES = ("data.alpha", "training.lr", "method.strength", "seed", "GA", "LA")
 STUDY_PREFIX = "study."
-# The file of `fl_lightning.ridge_probe`.
-PROBES = "laplace.npz"
-# How methods are written in papers.
-DISPLAY = {
-    "centralised": "centralised",
-    "data_sharing": "data sharing",
-    "fedavg": "FedAvg",
-    "fedbe": "FedBE",
-    "fedcurv": "FedCurv",
-    "fednova": "FedNova",
-    "fedpa": "FedPA",
-    "fedprox": "FedProx",
-    "fedsgd": "FedSGD",
-    "fola": "FOLA",
-    "scaffold": "SCAFFOLD",
-}
 
 
 class NoRuns(UserError):  # noqa: N818 - reads as what it says
@@ -136,7 +113,7 @@ class Runs:
 
     @cached_property
     def _tags(self) -> pd.DataFrame:
-        return _pivot(self._content.tags)
+        return pivot(self._content.tags)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -145,15 +122,15 @@ class Runs:
         # Sweeps have params and metrics of their own; runs without a method have only just begun.
         begun = set(content.params.loc[content.params["key"].eq("method"), "run_id"])
         frame = content.runs.loc[content.runs["run_id"].isin(begun)].set_index("run_id").sort_values("start")
-        settings = _typed(_pivot(content.params, begun).reindex(frame.index))
-        metrics = _pivot(content.latest, begun).reindex(frame.index)
+        settings = typed(pivot(content.params, begun).reindex(frame.index))
+        metrics = pivot(content.latest, begun).reindex(frame.index)
         tags = self._tags.reindex(frame.index)
         reached = content.latest.loc[content.latest["key"].eq("GA")].set_index("run_id")["round"]
         frame["rounds"] = reached.reindex(frame.index).fillna(0).astype(int)
         frame["best_GA"] = content.best.set_index("run_id")["value"].reindex(frame.index).astype(float)
         for name in ("partition", "identity", "diverged", "case", "study"):
             frame[name] = tags.get(name)
-        frame["status"] = _status(frame.pop("state"), tags.get("status"))
+        frame["status"] = status_of(frame.pop("state"), tags.get("status"))
         for name in ("GA", "LA"):
             if name not in metrics:
                 metrics[name] = float("nan")
@@ -165,7 +142,7 @@ class Runs:
         frame["start"] = pd.to_datetime(frame["start"], unit="ms")
         frame["end"] = pd.to_datetime(frame["end"], unit="ms")
         frame = frame.reset_index()
-        frame["case"] = _cases(frame)
+        frame["case"] = cases_of(frame)
         first = [name for name in KEY_COLUMNS if name in frame]
         return frame[[*first, *(name for name in frame if name not in first)]]
 
@@ -211,11 +188,11 @@ class Runs:
                 table = self._of_study(table, study, scale)
             for name, value in (tags or {}).items():
                 if name not in self._tags:
-                    raise _no_such("tag", name, self._tags)
+                    raise no_such("tag", name, self._tags)
                 carrying = self._tags.index[self._tags[name].eq(str(value))]
                 table = table.loc[table["run_id"].isin(carrying)]
             for column, value in (where or {}).items():
-                table = _narrow(table, column, value)
+                table = narrow(table, column, value)
             if not len(table):
                 raise NoRuns(_nothing_left(study, where, tags))
         except NoRuns as reason:
@@ -236,7 +213,7 @@ class Runs:
 
     def rounds(self, table: pd.DataFrame, metrics: Collection[str] | None = None) -> pd.DataFrame:
         """One row for every round of the runs of a table, with all their settings."""
-        settings = table[[name for name in table if name not in self._metric_names and name not in ("rounds",)]]
+        settings = self.without_metrics(table)
         if not len(table):
             nothing = settings.assign(round=pd.Series(dtype=int), GA=pd.Series(dtype=float), LA=pd.Series(dtype=float))
             nothing.attrs.update(table.attrs)
@@ -251,68 +228,13 @@ class Runs:
         merged.attrs.update(table.attrs)
         return merged
 
+    def without_metrics(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The columns of a table that were not measured: settings, tags, names."""
+        return table[[name for name in table if name not in self._metric_names and name != "rounds"]]
+
     def artifact(self, run_id: str, name: str) -> Path | None:
         """A file that a run has left, on this machine; None if there is none."""
         return self.store.artifact(run_id, name)
-
-    def ridges(self, table: pd.DataFrame) -> pd.DataFrame:
-        """One row for every run, probed round, path (ridge or line) and share pi_1: the accuracy there."""
-        rows = []
-        for run_id in table["run_id"]:
-            arrays = self._probed(run_id)
-            for name, accuracies in arrays.items():
-                number, _, path = name.removeprefix("r").partition("_")
-                if path in ("ridge", "line"):
-                    shares = arrays[f"r{number}_share"]
-                    rows.append(
-                        pd.DataFrame(
-                            {
-                                "run_id": run_id,
-                                "round": int(number),
-                                "path": path,
-                                "share": shares,
-                                "accuracy": accuracies,
-                            }
-                        )
-                    )
-        found = pd.concat(rows) if rows else pd.DataFrame(columns=["run_id", "round", "path", "share", "accuracy"])
-        settings = table[[name for name in table if name not in self._metric_names and name not in ("rounds",)]]
-        merged = settings.merge(found, on="run_id", how="inner")
-        merged.attrs.update(table.attrs)
-        return merged
-
-    def precision_matrix(self, table: pd.DataFrame) -> tuple[NDArray[Any], str]:
-        """A picture of one client's precision and whose it is: the first full one of the last probed round."""
-        best: tuple[int, NDArray[Any], str] = (0, np.empty(0), "")
-        for _, run in table.iterrows():
-            for name, values in self._probed(run["run_id"]).items():
-                number, _, kind = name.removeprefix("r").partition("_")
-                if kind == "precision" and (values.ndim, int(number)) > (best[1].ndim if best[1].size else 0, best[0]):
-                    best = (int(number), values, f"{run['case']}, client 1, round {number}, seed {run['seed']}")
-        return best[1], best[2]
-
-    def partitions(self, table: pd.DataFrame, most: int = 6) -> dict[str, NDArray[Any]]:
-        """Samples per client and class of the different partitions, made again from the settings.
-
-        Args:
-            table: Runs; those whose data are not on this machine are left out.
-            most: Not more than so many.
-        """
-        keys = [name for name in map(str, table) if name in ("data", "seed") or name.startswith("data.")]
-        varied = [name for name in keys if table[name].nunique(dropna=False) > 1]
-        found: dict[str, NDArray[Any]] = {}
-        for _, run in table.drop_duplicates("partition").sort_values(varied).iterrows():
-            if len(found) < most and (counts := _counts({key: run[key] for key in keys})) is not None:
-                title = ", ".join(f"{name.rpartition('.')[2]} {run[name]}" for name in varied) or str(run["data"])
-                found[title] = counts
-        return found
-
-    def _probed(self, run_id: str) -> dict[str, NDArray[Any]]:
-        path = self.artifact(run_id, PROBES)
-        if path is None:
-            return {}
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
 
     @cached_property
     def _metric_names(self) -> set[str]:
@@ -320,7 +242,7 @@ class Runs:
 
     def _of_study(self, table: pd.DataFrame, study: str, scale: str | None) -> pd.DataFrame:
         if study not in self.studies:
-            from tune.study import names
+            from tune.study_file import names
 
             if study in names():
                 raise NoRuns(
@@ -361,105 +283,6 @@ class Runs:
             listed = pd.read_csv(path, usecols=["run_id", "case"], dtype=str) if text else None
             cases = dict(zip(listed["run_id"], listed["case"], strict=True)) if listed is not None else {}
         return Sweep(study, str(tags[f"{STUDY_PREFIX}{study}"]), run_id, content, cases)
-
-
-def column(table: pd.DataFrame, name: str) -> pd.Series:
-    """A column of a table, or an error that names the nearest one."""
-    if name not in table:
-        raise _no_such("column", name, table)
-    return table[name]
-
-
-def _no_such(kind: str, name: str, known: pd.DataFrame) -> UserError:
-    near = get_close_matches(name, list(map(str, known)), n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"columns are, for example, {', '.join(EXAMPLES)}"
-    return UserError(f"no run has a {kind} {name!r}; {hint}")
-
-
-def _pivot(long: pd.DataFrame, run_ids: Collection[str] | None = None) -> pd.DataFrame:
-    if run_ids is not None:
-        long = long.loc[long["run_id"].isin(run_ids)]
-    return long.pivot(index="run_id", columns="key", values="value").rename_axis(columns=None)
-
-
-def _typed(settings: pd.DataFrame) -> pd.DataFrame:
-    """Numbers, switches and lists as what they are; lists become tuples, so that one can group by them."""
-
-    def parse(text: Any) -> Any:
-        if not isinstance(text, str):
-            return None
-        try:
-            value = json.loads(text)
-        except ValueError:
-            return text
-        return _hashable(value)
-
-    typed = {}
-    for name in settings:
-        meaning = {text: parse(text) for text in settings[name].unique()}  # few different ones among thousands
-        values = pd.Series([meaning[text] for text in settings[name]], index=settings.index, dtype=object)
-        typed[name] = values.infer_objects()
-    return pd.DataFrame(typed, index=settings.index)
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(map(_hashable, value)) if isinstance(value, list) else value
-
-
-def _status(state: "pd.Series[Any]", tag: "pd.Series[Any] | None") -> "pd.Series[Any]":
-    """Of the run, not of MLflow: a diverged run is FINISHED there."""
-    words = {"RUNNING": "running", "SCHEDULED": "running", "FAILED": "failed", "KILLED": "stopped"}
-    plain = state.map(words)
-    return plain.where(state.ne("FINISHED"), tag if tag is not None else "finished").fillna("finished")
-
-
-def _cases(frame: pd.DataFrame) -> "pd.Series[Any]":
-    """What a run is called: by its study, else by its method and those options that make a variant of it."""
-    labels = frame["method"].map(lambda name: DISPLAY.get(name, name))
-    for method, mine in frame.groupby("method"):
-        for name in [c for c in map(str, frame) if c.startswith("method.") and mine[c].map(_is_variant).any()]:
-            default = _default(str(method), name.removeprefix("method."))
-            other = mine[name].map(lambda value, default=default: _is_variant(value) and value != default)
-            if mine[name].nunique() > 1 or other.any():
-                suffix = mine.loc[other, name].map(lambda v, n=name: f" {n.removeprefix('method.')}={v}")
-                labels.loc[suffix.index] += suffix
-    return frame["case"].map(lambda case: DISPLAY.get(case, case)).fillna(labels)
-
-
-def _counts(settings: Mapping[str, Any]) -> NDArray[Any] | None:
-    """Samples per client and class; None if the data are not here."""
-    from fl_lightning.config import configure  # torch: only who splits data again waits for it
-    from fl_lightning.data.partition import class_counts, partition
-
-    known = {key: value for key, value in settings.items() if value is not None and value == value}
-    root = known.get("data.root")
-    if root is not None and not Path(str(root)).exists():  # recorded on another machine; perhaps they lie elsewhere
-        del known["data.root"]
-    try:
-        config = configure({key: list(v) if isinstance(v, tuple) else v for key, v in known.items()})
-        dataset = config.source.load()
-    except (UserError, OSError):
-        return None
-    clients = partition(dataset.train_y, config.split, config.seed, dataset.owners)
-    counts: NDArray[Any] = class_counts(dataset.train_y, clients, dataset.num_classes).numpy()
-    return counts
-
-
-def _is_variant(value: Any) -> bool:
-    return isinstance(value, str | bool)
-
-
-def _default(method: str, option: str) -> Any:
-    try:
-        return fields_of(discovery.find("methods", method))[option].default
-    except (UserError, KeyError):  # somebody's own method, or one of another version
-        return None
-
-
-def _narrow(table: pd.DataFrame, name: str, value: Any) -> pd.DataFrame:
-    values = list(value) if isinstance(value, list | set | frozenset) else [value]
-    chosen = column(table, name).map(lambda found: any(found == _hashable(one) for one in values))
-    return table.loc[chosen.astype(bool)]
 
 
 def _nothing_left(study: str | None, where: Mapping[str, Any] | None, tags: Mapping[str, str] | None) -> str:

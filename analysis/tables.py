@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from analysis import contests
+from analysis.columns import column
 from analysis.figures.correlation import error_points
-from analysis.runs import column
 from analysis.statistics import (
     MIN_FOR_CORRELATION,
     MIN_FOR_INTERVAL,

@@ -20,7 +20,8 @@ from fl_lightning.probes import measure
 from tune.estimate import forecast
 from tune.grid import cells
 from tune.packing import units
-from tune.study import Study, load
+from tune.study import Study
+from tune.study_file import load
 from tune.sweep import Options, sweep
 
 WORK = "sweeps"

@@ -13,10 +13,11 @@ from fl_lightning.discovery import discover, find  # noqa: E402
 from fl_lightning.engines.functional import Functional  # noqa: E402
 from fl_lightning.engines.lightning import Lightning  # noqa: E402
 from fl_lightning.errors import Diverged, UserError  # noqa: E402
-from fl_lightning.experiment import Result, run  # noqa: E402
+from fl_lightning.experiment import run  # noqa: E402
 from fl_lightning.federate import Federation, RoundRecord, federate  # noqa: E402
 from fl_lightning.method import Method  # noqa: E402
 from fl_lightning.probes import measure, score  # noqa: E402
+from fl_lightning.run_folder import Result  # noqa: E402
 from fl_lightning.task import Task, Weights  # noqa: E402
 from fl_lightning.training import Training  # noqa: E402
 

@@ -21,7 +21,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 0, 2 for a mistake in the input, 3 for divergence, 130 for Ctrl-C."""
+    """Run a command; the exit code is 0, 2 for bad input, 3 for divergence, 130 for Ctrl-C, 143 for SIGTERM."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given == ["--version"]:
         print(f"fl_lightning {version('fl_lightning')}")
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("\nfl-lightning: stopped; finished rounds are saved, the same command goes on", file=sys.stderr)
-        return 130
+        return interrupts.exit_code()
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         sys.stderr.close()
         return 0

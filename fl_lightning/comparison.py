@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from fl_lightning.config import RunConfig, configure
 from fl_lightning.errors import require
-from fl_lightning.experiment import Result, check, run
+from fl_lightning.experiment import check, run
 from fl_lightning.probes import Measurement
+from fl_lightning.run_folder import Result
 
 
 class Outcome(NamedTuple):

@@ -203,10 +203,10 @@ def parse(flags: Sequence[str]) -> RunConfig:
 
 
 def build(values: Mapping[str, Any]) -> RunConfig:
-    """The nested configuration from complete, typed, flat settings."""
+    """The nested configuration from complete, typed, flat settings; the inverse of `RunConfig.flat`."""
 
     def section(prefix: str, cls: type[Any]) -> dict[str, Any]:
-        return {name: values[f"{prefix}.{name}"] for name in fields_of(cls)}
+        return {name: _frozen(values[f"{prefix}.{name}"]) for name in fields_of(cls)}
 
     def part(key: str) -> Any:
         cls = discovery.find(PARTS[key][0], values[key])
@@ -331,6 +331,11 @@ def _field_values(value: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """As JSON and YAML have it."""
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _frozen(value: Any) -> Any:
+    """The inverse of `_plain`: settings are dataclasses that one can hash and compare."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _as_flag(value: Any) -> str:

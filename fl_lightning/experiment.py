@@ -1,18 +1,14 @@
 """One run from its configuration to its results: consumes the federated loop, measures, saves, tracks, resumes."""
 
-import json
-import shutil
 import subprocess
 import time
-import uuid
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import filelock
 import torch
 from torch import Tensor
 
@@ -24,10 +20,19 @@ from fl_lightning.data.partition import class_counts, content_hash, held_out, pa
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.federate import RoundRecord, Snapshot, federate
 from fl_lightning.probes import Measurement
+from fl_lightning.run_folder import (
+    ATTEMPT,
+    Result,
+    attempt_of,
+    clear,
+    finished,
+    folder_of,
+    locked,
+    write_result,
+)
 from fl_lightning.task import Task
 from fl_lightning.track import Tracker, store_uri
 
-RESULT, ATTEMPT = "result.json", "attempt.json"
 # A batch of metrics costs MLflow about the same for one round as for many.
 SEND_EVERY_SECONDS = 1.0
 
@@ -61,48 +66,6 @@ class Problem(NamedTuple):
     clients: list[Tensor]
     holdout: Tensor
     task: Task
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended.
-
-    Attributes:
-        status: finished, diverged, or stopped by somebody who had seen enough of it.
-        message: Why it stopped before the last round, if it did.
-        run_id: Of the MLflow run.
-        folder: Where its files are.
-        history: The measurements of all rounds.
-        reused: Whether an earlier process had finished it, so that nothing was computed now.
-        tags: Of the MLflow run.
-        store: Where that is.
-    """
-
-    status: str
-    message: str
-    run_id: str
-    folder: Path
-    history: list[Measurement]
-    reused: bool = False
-    tags: Mapping[str, str] = field(default_factory=dict)
-    store: str = ""
-
-    @property
-    def final(self) -> dict[str, float]:
-        """The metrics of the last round; empty if there is none."""
-        return self.history[-1].metrics if self.history else {}
-
-    def summary(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return {
-            "GA": self.final.get("GA"),
-            "LA": self.final.get("LA"),
-            "round": len(self.history),
-            "run_id": self.run_id,
-            "status": self.status,
-            "message": self.message,
-            "folder": str(self.folder),
-        }
 
 
 def build(config: RunConfig) -> Problem:
@@ -177,38 +140,14 @@ def rounds(
         How it ended. Closed before its end, it is recorded as stopped, and can be resumed.
     """
     folder = folder_of(config, out)
-    with _locked(folder):
+    with locked(folder):
         if fresh:
-            _clear(folder, keep=("lock",))
+            clear(folder, keep=("lock",))
         result = finished(config, out)
         if result is not None:
             yield from enumerate(result.history, start=1)
             return result
         return (yield from _compute(config, out, keeping or Keeping(), fresh, problem, records))
-
-
-def forget(config: RunConfig, out: Path) -> None:
-    """Remove what earlier processes have computed of a run."""
-    folder = folder_of(config, out)
-    if folder.exists():
-        with _locked(folder):
-            _clear(folder, keep=("lock",))
-
-
-def folder_of(config: RunConfig, out: Path) -> Path:
-    """Where a run leaves its files. Runs that differ in the number of rounds alone lie side by side."""
-    return out / f"{config.names['method']}-{config.names['data']}-{config.trajectory}-{config.federation.rounds}r"
-
-
-def finished(config: RunConfig, out: Path) -> Result | None:
-    """What an earlier process has left of this run, if it is all."""
-    result = latest(config, out)
-    return None if result is None or result.status == "stopped" else result
-
-
-def latest(config: RunConfig, out: Path) -> Result | None:
-    """How this run ended, or where it was stopped; None if it never came to an end."""
-    return _read_result(folder_of(config, out))
 
 
 def adopt(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str]) -> None:
@@ -218,12 +157,12 @@ def adopt(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str])
         return
     # In its own store it stays a child of the sweep that has computed it; another store does not know that one.
     tags = {**tags, **result.tags} if same else {**result.tags, **tags}
-    tracker = Tracker(out, _attempt(result.folder), _run_name(config, tags), config.flat(), tags)
+    tracker = Tracker(out, attempt_of(result.folder), _run_name(config, tags), config.flat(), tags)
     if tracker.run_id != result.run_id:
         tracker.log_rounds((i, m.metrics) for i, m in enumerate(result.history, start=1))
         tracker.tag("status", result.status)
     tracker.finish("FINISHED" if result.status != "stopped" else "KILLED")
-    _write_result(replace(result, run_id=tracker.run_id, tags=tags, store=store_uri(out)))
+    write_result(replace(result, run_id=tracker.run_id, tags=tags, store=store_uri(out)))
 
 
 def check(config: RunConfig) -> None:
@@ -307,7 +246,7 @@ def _compute(
         tracker.artifacts([*written, *(path for path in [folder / ridge_probe.FILE] if path.exists())])
         tracker.tag("status", status)
         tracker.finish("FINISHED")
-        _write_result(result)
+        write_result(result)
         checkpoint.remove(folder, current=not keeping.checkpoint)
         return result
     except BaseException as reason:
@@ -316,7 +255,7 @@ def _compute(
             if isinstance(reason, GeneratorExit):
                 tracker.tag("status", "stopped")
                 stopped = Result("stopped", "", tracker.run_id, folder, history, False, tracker.tags, tracker.uri)
-                _write_result(stopped)
+                write_result(stopped)
             tracker.finish("KILLED" if isinstance(reason, KeyboardInterrupt | GeneratorExit) else "FAILED")
         raise
 
@@ -357,73 +296,13 @@ def _open_tracker(config: RunConfig, out: Path, folder: Path, problem: Problem, 
     if commit := _git_commit():
         tags["mlflow.source.git.commit"] = commit
     is_new = not (folder / ATTEMPT).exists()
-    return Tracker(out, _attempt(folder), _run_name(config, tags), flat, tags, is_new)
+    return Tracker(out, attempt_of(folder), _run_name(config, tags), flat, tags, is_new)
 
 
 def _run_name(config: RunConfig, tags: Mapping[str, str]) -> str:
     """What the UI shows; the seed comes early, because long names are cut off."""
     names = config.names
     return f"{tags.get('case', names['method'])} seed={config.seed} {names['data']} alpha={config.split.alpha:g}"
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Create the folder, and keep other processes out of it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder / "lock")
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise UserError(
-            f"another process is computing this run in {folder}; wait for it, or change a setting"
-        ) from None
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
-    try:
-        yield
-    finally:
-        lock.release()
-        if {path.name for path in folder.iterdir()} <= {"lock"}:  # refused: leave nothing behind
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _clear(folder: Path, keep: Collection[str]) -> None:
-    for path in folder.iterdir():
-        if path.name not in keep:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _attempt(folder: Path) -> str:
-    """The key of this run in MLflow, written before the MLflow run exists, so that it is never created twice."""
-    path = folder / ATTEMPT
-    if not path.exists():
-        checkpoint.write_atomically(path, json.dumps({"attempt": uuid.uuid4().hex}).encode())
-    attempt: str = json.loads(path.read_text())["attempt"]
-    return attempt
-
-
-def _write_result(result: Result) -> None:
-    content = {
-        "status": result.status,
-        "message": result.message,
-        "run_id": result.run_id,
-        "history": [measurement._asdict() for measurement in result.history],
-        "tags": dict(result.tags),
-        "store": result.store,
-    }
-    checkpoint.write_atomically(result.folder / RESULT, json.dumps(content).encode())
-
-
-def _read_result(folder: Path) -> Result | None:
-    try:
-        content = json.loads((folder / RESULT).read_text())
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        raise UserError(f"{folder / RESULT} is damaged; start this run again with --fresh") from None
-    history = [Measurement(**item) for item in content["history"]]
-    known = (content["status"], content["message"], content["run_id"], folder, history)
-    return Result(*known, reused=True, tags=content["tags"], store=content["store"])
 
 
 def _git_commit() -> str | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fl_lightning import experiment, probes
+from fl_lightning import experiment, probes, run_folder
 from fl_lightning.config import RunConfig
 from fl_lightning.engines.engine import Fit, mean_loss
 from fl_lightning.errors import UserError
@@ -119,7 +119,7 @@ def share_first_round(
     Yields:
         Each run and its progress; those that cannot share train by themselves when it is consumed.
     """
-    todo = [config for config in configs if fresh or experiment.finished(config, out) is None]
+    todo = [config for config in configs if fresh or run_folder.finished(config, out) is None]
     by_itself = [config for config in configs if config not in todo]
     together: list[Candidate] = []
     problem = experiment.build(todo[0]) if len(todo) > 1 else None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning import discovery
-from tune import grid, study
+from tune import grid, study_file
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -125,14 +125,14 @@ def test_the_studies_of_the_docs_are_studies(tmp_path):
     for number, text in enumerate((grid_, search)):
         (tmp_path / f"study{number}.yaml").write_text(text)
     (tmp_path / "my_study.py").write_text(fenced("docs/sweeps.md", "python")[0])
-    assert len(grid.cells(study.load(str(tmp_path / "study0.yaml")))) == 2 * (2 + 4)
-    assert study.load(str(tmp_path / "study1.yaml")).search.samples == 20
-    assert len(grid.cells(study.load(str(tmp_path / "my_study.py")))) == 6
+    assert len(grid.cells(study_file.load(str(tmp_path / "study0.yaml")))) == 2 * (2 + 4)
+    assert study_file.load(str(tmp_path / "study1.yaml")).search.samples == 20
+    assert len(grid.cells(study_file.load(str(tmp_path / "my_study.py")))) == 6
 
 
 def test_every_study_is_documented():
     text = (ROOT / "docs" / "sweeps.md").read_text()
-    for name in study.names():
+    for name in study_file.names():
         assert f"| `{name}` |" in text
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from fl_lightning import checkpoint, experiment, probes, ridge_probe
+from fl_lightning import checkpoint, experiment, probes, ridge_probe, run_folder
 from fl_lightning.config import configure
 from fl_lightning.errors import UserError
 from fl_lightning.federate import federate
@@ -174,7 +174,7 @@ def test_a_truncated_checkpoint_never_gives_a_wrong_result(out):
     progress = experiment.rounds(config(), out)
     assert [next(progress)[0] for _ in range(3)] == [1, 2, 3]
     progress.close()
-    path = experiment.folder_of(config(), out) / checkpoint.CURRENT
+    path = run_folder.folder_of(config(), out) / checkpoint.CURRENT
     path.write_bytes(path.read_bytes()[:-100])
     assert numbers(experiment.run(config(), out)) == undisturbed(config())
 

@@ -1,18 +1,62 @@
+"""Ctrl-C and SIGTERM: both stop the program, neither gets lost."""
+
+import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from fl_lightning import interrupts
+from tests.tune.clusters import tracked, wait_for_rounds
 
 
-def test_an_interrupt_that_was_swallowed_is_raised_later():
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        interrupts.install()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)  # as if a garbage-collection callback had dropped it
-        with pytest.raises(KeyboardInterrupt):
-            interrupts.check()
-        interrupts.check()  # heard: not raised again
-    finally:
-        signal.signal(signal.SIGINT, before)
+@pytest.fixture
+def installed():
+    before = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
+    interrupts.install()
+    yield
+    interrupts._installed = False
+    interrupts._heard = signal.SIGINT
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", interrupts.SIGNALS)
+def test_an_interrupt_that_was_swallowed_is_raised_later(installed, number):
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)  # as if a garbage-collection callback had dropped it
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.check()
+    interrupts.check()  # heard: not raised again
+    assert interrupts.exit_code() == 128 + number
+
+
+def test_signals_are_taken_back_only_by_who_had_them(installed):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    interrupts.restore()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.check()
+    interrupts._installed = False
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    interrupts.restore()
+    signal.raise_signal(signal.SIGTERM)  # still ignored
+
+
+@pytest.mark.parametrize("engine", ["functional", "lightning"])
+@pytest.mark.parametrize("number", interrupts.SIGNALS)
+def test_a_stopped_run_says_so_and_is_recorded_as_killed(tmp_path, engine, number):
+    settings = ["--data.clients", "5", "--model.hidden", "[8]", "--federation.rounds", "2000", "--engine", engine]
+    command = [sys.executable, "-m", "fl_lightning", "run", *settings, "--out", str(tmp_path), "--quiet"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_rounds(tmp_path, 3)
+        time.sleep(0.05)
+        os.kill(process.pid, number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert errors.strip() == "fl-lightning: stopped; finished rounds are saved, the same command goes on"
+    (run,) = tracked(tmp_path)[1]
+    assert run.info.status == "KILLED"

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import filelock
 
+from fl_lightning import interrupts
 from fl_lightning.errors import UserError, require
 
 # Before Ray is imported: no usage statistics, no logs of its own, Ctrl-C is ours, trials stay in our folder.
@@ -80,6 +81,7 @@ def connected(address: str | None, resources: Resources, out: Path) -> Iterator[
             f"cannot reach a Ray cluster at {address or 'this machine'} ({reason}); start one with `ray start --head`, "
             "correct --address, or leave it out to compute on this machine"
         ) from None
+    interrupts.restore()
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         slots = _slots(nodes, resources)

@@ -131,7 +131,7 @@ class Builder:
         values = dict(self._parse("", None))
         for key, value in varied.items():
             values[key] = self._parse(key, value)[key]
-        return rebuilt(values)
+        return build(values)
 
     def _parse(self, key: str, value: Any) -> dict[str, Any]:
         name = f"{key}={value!r}"
@@ -139,17 +139,6 @@ class Builder:
             self._parsed[name] = configure({**self._fixed, **({key: value} if key else {})}).flat()
         flat: dict[str, Any] = self._parsed[name]
         return flat
-
-
-def rebuilt(flat: Mapping[str, Any]) -> RunConfig:
-    """The configuration that says these settings; its tuples are lists in them, and must not stay so: a run's identity
-    knows the difference.
-    """
-    return build({key: _frozen(value) for key, value in flat.items()})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _referring(settings: Mapping[str, Any]) -> list[str]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from fl_lightning import experiment
+from fl_lightning import run_folder
 from fl_lightning.comparison import rounds_to
 from fl_lightning.config import RunConfig
 from fl_lightning.errors import unknown
-from fl_lightning.experiment import Result
+from fl_lightning.run_folder import Result
 from tune.grid import Cell
 from tune.study import Stop, Study
 
@@ -56,7 +56,7 @@ def ended(config: RunConfig, out: Path, stop: Stop | None) -> Result | None:
 
     What a scheduler has stopped is no result. What another study has computed beyond this one's rule does not count.
     """
-    result = experiment.latest(config, out)
+    result = run_folder.latest(config, out)
     if result is not None and stop is not None:
         enough = stop.enough([measured(measurement.metrics, stop.metric) for measurement in result.history])
         if enough is not None:

@@ -5,8 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fl_lightning.config import RunConfig
-from tune.grid import rebuilt
+from fl_lightning.config import RunConfig, build
 
 # A trial costs Ray 30 to 65 ms; packs of this length make that negligible and still balance well.
 PACK_SECONDS = 10.0
@@ -59,7 +58,7 @@ def compact(pack: Sequence[Unit]) -> Compact:
 def expand(packed: Compact) -> list[Unit]:
     """The inverse of `compact`."""
     common, own = packed
-    return [[rebuilt({**common, **settings}) for settings in unit] for unit in own]
+    return [[build({**common, **settings}) for settings in unit] for unit in own]
 
 
 def _cost(unit: Unit, seconds: Callable[[RunConfig], float]) -> float:

@@ -19,18 +19,12 @@ many samples every case gets in every environment, the same for all: `search: {a
 import hashlib
 import json
 import math
-import runpy
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-import yaml
+from fl_lightning.errors import require, unknown
 
-from fl_lightning.errors import UserError, require, unknown
-
-FOLDER = Path(__file__).parent / "studies"
-DEFAULT_SCALE = "small"
 REFERENCE = "@reference"
 Distribution = Literal["choice", "uniform", "loguniform"]
 Algorithm = Literal["grid", "random", "optuna"]
@@ -82,16 +76,16 @@ class Search:
         if self.scheduler not in ("none", "asha"):
             raise unknown("search.scheduler", str(self.scheduler), ("none", "asha"))
         require(
-            self.algorithm == "grid" or _whole(self.samples),
+            self.algorithm == "grid" or whole(self.samples),
             f"search.samples must say how many settings each case may try, a whole number >= 1, got {self.samples}",
         )
         require(
             self.algorithm != "grid" or self.samples is None,
             f"search.samples is {self.samples}, but a grid tries all settings; use search.algorithm random or optuna",
         )
-        require(_whole(self.grace), f"search.grace must be a whole number of rounds >= 1, got {self.grace}")
+        require(whole(self.grace), f"search.grace must be a whole number of rounds >= 1, got {self.grace}")
         require(
-            _whole(self.reduction) and self.reduction >= 2,
+            whole(self.reduction) and self.reduction >= 2,
             f"search.reduction must be a whole number >= 2, got {self.reduction}",
         )
         require(
@@ -117,11 +111,11 @@ class Stop:
     def __post_init__(self) -> None:
         require(isinstance(self.metric, str), f"stop.metric must be the name of a metric, got {self.metric!r}")
         require(
-            not math.isnan(_number(self.at_least)) and not isinstance(self.at_least, str),
+            not math.isnan(number(self.at_least)) and not isinstance(self.at_least, str),
             f"stop.at_least must be a number, got {self.at_least!r}",
         )
         require(
-            _whole(self.patience) or self.patience == math.inf,
+            whole(self.patience) or self.patience == math.inf,
             f"stop.patience must be a number of rounds >= 1, got {self.patience!r}",
         )
 
@@ -213,7 +207,7 @@ class Study:
             f"study {self.name} searches an empty space; name at least one key under `space`",
         )
         require(
-            self.continue_to is None or (_whole(self.continue_to) and self.search.scheduler == "none"),
+            self.continue_to is None or (whole(self.continue_to) and self.search.scheduler == "none"),
             f"continue_to must be a number of rounds, and goes with search.scheduler none, got {self.continue_to}",
         )
 
@@ -229,137 +223,7 @@ class Study:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def names() -> list[str]:
-    """The studies that come with the package."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-def load(name: str, scale: str | None = None, overrides: Mapping[str, Any] | None = None) -> Study:
-    """A study by name, or from a YAML or Python file.
-
-    Args:
-        name: One of `names()`, or a path; a Python file defines a mapping called STUDY.
-        scale: Which of its scales; without one `small`, or the study as it stands if it has no scales.
-        overrides: Settings for all runs; a key that the study varies is pinned to the value.
-    """
-    content = _read(name)
-    scales = content.pop("scales", {}) or {}
-    require(isinstance(scales, Mapping), f"{name}: scales must be a mapping of names, got {scales!r}")
-    if scale is not None and scale not in scales:
-        if not scales:
-            raise UserError(f"study {name} has no scales, got --scale {scale}; leave it out")
-        raise unknown("scale", scale, scales)
-    scale = scale or (DEFAULT_SCALE if DEFAULT_SCALE in scales else next(iter(scales), ""))
-    changes = (scales[scale] or {}) if scale else {}
-    require(isinstance(changes, Mapping), f"{name}: scale {scale} must be a mapping, got {changes!r}")
-    for key, value in changes.items():
-        merges = isinstance(content.get(key), Mapping) and isinstance(value, Mapping)
-        content[key] = _merged(f"{name}: {key}", key == "base", content[key], value) if merges else value
-    study = _parse(Path(name).stem if _is_file(name) else name, scale or "", content)
-    return _pin(study, overrides or {})
-
-
-def _merged(where: str, flatten: bool, old: Any, new: Any) -> dict[str, Any]:
-    """Two mappings, the new one winning; `training: {lr: 1}` is `training.lr: 1`."""
-    return {**_mapping(where, old, flatten), **_mapping(where, new, flatten)}
-
-
-def describe(name: str) -> str:
-    """The sentence about a study."""
-    return str(_read(name).get("about", ""))
-
-
-def _is_file(name: str) -> bool:
-    return Path(name).suffix in (".yaml", ".yml", ".py")
-
-
-def _read(name: str) -> dict[str, Any]:
-    if not _is_file(name):
-        if name not in names():
-            raise unknown("study", name, names())
-        path = FOLDER / f"{name}.yaml"
-    else:
-        path = Path(name)
-    try:
-        if path.suffix == ".py":
-            content: Any = runpy.run_path(str(path)).get("STUDY")
-            require(content is not None, f"{path} must define STUDY, a mapping; see docs/sweeps.md")
-        else:
-            content = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"no study at {path}; fl-lightning list studies shows those that come with it") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a user's Python file may do
-        raise UserError(f"{path} cannot be run: {type(error).__name__}: {error}") from None
-    require(isinstance(content, Mapping), f"{path} must hold a mapping with base, cases, space, ..., got {content!r}")
-    return dict(content)
-
-
-def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
-    known = {item.name for item in fields(Study)} - {"name", "scale"}
-    for key in content:
-        if key not in known:
-            raise unknown(f"key of study {name}", str(key), known)
-    values = dict(content)
-    for key in ("environments", "space"):
-        if key in values:
-            values[key] = _space(f"{name}: {key}", values[key])
-    for key in ("base", "reference"):
-        if key in values:
-            values[key] = _mapping(f"{name}: {key}", values[key])
-    values["cases"] = tuple(_case(name, item) for item in _listed(f"{name}: cases", values.get("cases", ())))
-    values["seeds"] = _seeds(name, values.get("seeds", 1))
-    for key, cls in (("search", Search), ("stop", Stop)):
-        if values.get(key) is not None:
-            values[key] = _section(f"{name}: {key}", cls, values[key])
-    if "thresholds" in values:
-        levels = values["thresholds"]
-        good = isinstance(levels, Sequence) and all(isinstance(level, int | float) for level in levels)
-        require(good, f"{name}: thresholds must be a list of numbers, got {levels!r}")
-        values["thresholds"] = tuple(levels)
-    return Study(name, scale, **values)
-
-
-def _case(study: str, content: Any) -> Case:
-    settings = {"method": content} if isinstance(content, str) else _mapping(f"{study}: a case", content)
-    space = _space(f"{study}: space of a case", settings.pop("space", {}))
-    label = settings.pop("label", None) or settings.get("method")
-    require(isinstance(label, str), f"{study}: a case must name its method, got {content!r}")
-    return Case(str(label), settings, space)
-
-
-def _space(where: str, content: Any) -> dict[str, Range]:
-    space = {}
-    for key, values in _mapping(where, content or {}, flatten=False).items():
-        if isinstance(values, Mapping):
-            require(len(values) == 1, f"{where}: {key} must be a list or one of choice, uniform, loguniform")
-            ((kind, bounds),) = values.items()
-            if kind not in get_args(Distribution):
-                raise unknown(f"distribution of {key}", str(kind), get_args(Distribution))
-        else:
-            kind, bounds = "grid", values
-        require(
-            isinstance(bounds, Sequence) and not isinstance(bounds, str) and len(bounds) > 0,
-            f"{where}: {key} must be a list with at least one value, got {bounds!r}",
-        )
-        if kind in ("uniform", "loguniform"):
-            low, high = (_number(bound) for bound in bounds) if len(bounds) == 2 else (math.nan, math.nan)
-            require(
-                low < high and (kind == "uniform" or low > 0),
-                f"{where}: {key} must be {kind}: [low, high] with {'0 < ' * (kind == 'loguniform')}low < high, "
-                f"got {bounds!r}",
-            )
-            bounds = [low, high]
-        space[str(key)] = Range(kind, tuple(bounds))
-    return space
-
-
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
     """A number, also where YAML takes it for text, as it does with 1e-3; NaN if it is none."""
     try:
         return float(value)
@@ -367,61 +231,6 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _seeds(name: str, content: Any) -> tuple[int, ...]:
-    if _whole(content):
-        return tuple(range(content))
-    good = isinstance(content, Sequence) and not isinstance(content, str) and all(isinstance(s, int) for s in content)
-    require(good, f"{name}: seeds must be a number >= 1 or a list of whole numbers, got {content!r}")
-    return tuple(dict.fromkeys(content))
-
-
-def _section(where: str, cls: type[Any], content: Any) -> Any:
-    settings = _mapping(where, content)
-    known = [item.name for item in fields(cls)]
-    for key in settings:
-        if key not in known:
-            raise unknown(where, key, known)
-    return cls(**settings)
-
-
-def _mapping(where: str, content: Any, flatten: bool = True) -> dict[str, Any]:
-    require(isinstance(content, Mapping), f"{where} must be a mapping, got {content!r}")
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        if flatten and isinstance(value, Mapping) and key != "space":
-            flat |= {f"{key}.{inner}": v for inner, v in _mapping(where, value).items()}
-        else:
-            flat[str(key)] = value
-    return flat
-
-
-def _listed(where: str, content: Any) -> Sequence[Any]:
-    require(isinstance(content, Sequence) and not isinstance(content, str), f"{where} must be a list, got {content!r}")
-    listed: Sequence[Any] = content
-    return listed
-
-
-def _pin(study: Study, overrides: Mapping[str, Any]) -> Study:
-    """The study with some settings fixed from outside, whatever it says about them."""
-    if not overrides:
-        return study
-
-    def without(space: Mapping[str, Range]) -> dict[str, Range]:
-        return {key: values for key, values in space.items() if key not in overrides}
-
-    cases = tuple(
-        Case(case.label, {k: v for k, v in case.settings.items() if k not in overrides}, without(case.space))
-        for case in study.cases
-    )
-    values = {item.name: getattr(study, item.name) for item in fields(Study)}
-    values |= {
-        "base": {**study.base, **overrides},
-        "environments": without(study.environments),
-        "space": without(study.space),
-        "cases": cases,
-    }
-    return Study(**values)
-
-
-def _whole(value: Any) -> bool:
+def whole(value: Any) -> bool:
+    """Whether it is a whole number of at least 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fl_lightning import experiment
+from fl_lightning import run_folder
 from fl_lightning.config import RunConfig
 from fl_lightning.experiment import Keeping
 from tune import record
@@ -135,8 +135,8 @@ def missing(configs: Sequence[RunConfig], out: Path, stop: Stop | None) -> list[
 
 def _is_new(out: Path, fresh: bool, config: RunConfig) -> bool:
     if fresh:
-        experiment.forget(config, out)
-    return experiment.latest(config, out) is None
+        run_folder.forget(config, out)
+    return run_folder.latest(config, out) is None
 
 
 def _keeps(study: Study) -> bool:
@@ -182,7 +182,7 @@ class _Runner:
         self.grid(computed, keep=True)
         return {
             cell.group[1]: {
-                config.seed: str(experiment.folder_of(config, self._options.out)) for config in cell.configs
+                config.seed: str(run_folder.folder_of(config, self._options.out)) for config in cell.configs
             }
             for cell in computed
         }
@@ -192,7 +192,7 @@ class _Runner:
         configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
         if self._options.fresh:  # here, once: a trial that is repeated after a failure must not begin again
             for config in configs:
-                experiment.forget(config, self._options.out)
+                run_folder.forget(config, self._options.out)
         todo = missing(configs, self._options.out, self._study.stop)
         done = len(configs) - len(todo)
         if todo:

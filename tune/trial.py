@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import fl_lightning  # noqa: F401 - its remedies come before anything that imports torchvision
-from tune.grid import rebuilt
+from fl_lightning.config import build
 from tune.packing import Compact, expand
 from tune.work import News, Order, one_after_the_other, side_by_side
 
@@ -60,7 +60,7 @@ class Trial(ray.tune.Trainable):
         assert self._order is not None
         self._news, self._by_round = News(), "settings" in config
         if self._by_round:
-            configs = [rebuilt(settings) for settings in config["settings"]]
+            configs = [build(settings) for settings in config["settings"]]
             order = self._order._replace(cases={one.identity: config["case"] for one in configs})
             self._work = side_by_side(configs, order)
         else:

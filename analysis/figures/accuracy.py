@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import contests, style
-from analysis.runs import DISPLAY
+from analysis.columns import DISPLAY
 from analysis.style import Picture
 
 LEARNING = ("training.lr", "training.epochs", "training.batch_size")

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import contests, style
-from analysis.runs import DISPLAY
+from analysis.columns import DISPLAY
 from analysis.statistics import Correlation, Interval, correlation
 from analysis.style import MARKERS, Picture
 

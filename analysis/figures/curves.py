@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import contests, style
-from analysis.runs import DISPLAY
+from analysis.columns import DISPLAY
 from analysis.statistics import Band, mean_band
 from analysis.style import Look, Picture
 

@@ -1,12 +1,13 @@
 """fl-lightning compare: several methods on the same problem, with a table and a picture."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fl_lightning import config as configuration
 from fl_lightning.errors import UserError, require
+from fl_lightning.flags import CommandParser
 
 EPILOG = """All settings of `fl-lightning run` may follow, except method and seed; see fl-lightning run --help.
 Example: fl-lightning compare --methods fedavg,fola,offline:fola+curvature=offline --seeds 0,1,2 --data.alpha 0.01"""
@@ -14,9 +15,7 @@ Example: fl-lightning compare --methods fedavg,fola,offline:fola+curvature=offli
 
 def main(arguments: Sequence[str]) -> int:
     """Compare the methods that the flags name."""
-    parser = ArgumentParser(
-        prog="fl-lightning compare", description=__doc__, epilog=EPILOG, allow_abbrev=False, exit_on_error=False
-    )
+    parser = CommandParser(prog="fl-lightning compare", description=__doc__, epilog=EPILOG)
     parser.add_argument("--methods", required=True, help="names with commas, each as [label:]name[+option=value...]")
     parser.add_argument("--seeds", default="0", help="with commas [0]")
     parser.add_argument("--threshold", type=float, default=0.8, help="GA whose round of arrival is reported [0.8]")
@@ -25,10 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--picture", type=Path, help="where to save the learning curves [OUT/comparison.png]")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
-    try:
-        options, flags = parser.parse_known_args(list(arguments))
-    except Exception as error:  # argparse's ArgumentError
-        raise UserError(str(error)) from None
+    options, flags = parser.parse_known_args(list(arguments))
     flags = [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
     require(0 < options.threshold <= 1, f"--threshold must lie in (0, 1], got {options.threshold:g}; 0.8 is 80 %")
     options.picture = writable_picture(options.picture or options.out / "comparison.png")

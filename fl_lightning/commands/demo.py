@@ -1,15 +1,15 @@
 """fl-lightning demo: FOLA against FedAvg where it matters, on data that comes with the installation."""
 
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.commands.sweep import show
+from fl_lightning.flags import CommandParser
 
 
 def main(arguments: Sequence[str]) -> int:
     """Sweep the study called demo, and draw its curves."""
-    parser = ArgumentParser(prog="fl-lightning demo", description=__doc__)
+    parser = CommandParser(prog="fl-lightning demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
     parser.add_argument("--scale", default="small", help="smoke, small or paper: rounds and seeds [small]")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> int:
     options.json = options.quiet = False
     print("FOLA against FedAvg on 8x8 digits, and against training on all data in one place. Dirichlet alpha = 0.01")
     print("leaves some of the 10 clients without data, and most others with one class or two.")
-    from tune.study import load
+    from tune.study_file import load
     from tune.sweep import Options
 
     return show(load("demo", options.scale), Options(options.out.resolve(), fresh=options.fresh), options, curves=True)

@@ -1,18 +1,18 @@
 """fl-lightning list: what there is to choose from."""
 
 import json
-from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from fl_lightning import discovery
 from fl_lightning.errors import UserError, unknown
+from fl_lightning.flags import CommandParser
 
 KINDS = (*discovery.KINDS, "studies")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print names and one-line descriptions."""
-    parser = ArgumentParser(prog="fl-lightning list", description="Show what there is.", exit_on_error=False)
+    parser = CommandParser(prog="fl-lightning list", description="Show what there is.")
     parser.add_argument("kind", help=f"one of {', '.join(KINDS)}")
     parser.add_argument("--json", action="store_true", help="print an object of names and descriptions")
     if not [a for a in arguments if not a.startswith("-")] and "--help" not in arguments and "-h" not in arguments:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _found(kind: str) -> dict[str, str]:
     if kind == "studies":
-        from tune import study
+        from tune import study_file
 
-        return {name: study.describe(name) for name in study.names()}
+        return {name: study_file.describe(name) for name in study_file.names()}
     return {name: discovery.summary(cls) for name, cls in discovery.discover(kind).items()}

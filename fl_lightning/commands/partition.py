@@ -2,7 +2,7 @@
 
 import json
 import math
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -18,7 +18,8 @@ from fl_lightning.config import RunConfig, fields_of
 from fl_lightning.data import feature_skew, heterogeneity
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.partition import Split, class_counts, content_hash, partition
-from fl_lightning.errors import UserError, require
+from fl_lightning.errors import require
+from fl_lightning.flags import CommandParser
 
 # More panels than this are no picture, more rows no table that anybody reads.
 MOST_SPLITS, MOST_ROWS = 24, 100
@@ -74,23 +75,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     """Split the options of the command from the settings of the run; settings of files come first."""
-    parser = ArgumentParser(
+    parser = CommandParser(
         prog="fl-lightning partition",
         usage="fl-lightning partition [--config FILE] [--picture FILE.png] [--json] [--KEY VALUE[,VALUE...] ...]",
         description=DESCRIPTION,
         epilog=EXAMPLES + _explained(configuration.chosen_names(arguments)),
         formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        exit_on_error=False,
     )
     parser.add_argument("--config", action="append", default=[], help="YAML file with settings; flags override it")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
     parser.add_argument("--picture", type=Path, help="where to save the picture [OUT/partition.png]")
     parser.add_argument("--json", action="store_true", help="print one object with all numbers, and nothing else")
-    try:
-        options, flags = parser.parse_known_args(list(arguments))
-    except Exception as error:  # argparse's ArgumentError
-        raise UserError(str(error)) from None
+    options, flags = parser.parse_known_args(list(arguments))
     return options, [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
 
 

@@ -2,13 +2,13 @@
 
 import sys
 import time
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from fl_lightning.errors import UserError, require
+from fl_lightning.errors import require
+from fl_lightning.flags import CommandParser
 
 EPILOG = """The page index.html opens without a network. Beside it: figures/ (SVG, PDF, PNG) and tables/ (CSV, LaTeX).
 Example: fl-lightning report --study demo --out report"""
@@ -16,9 +16,7 @@ Example: fl-lightning report --study demo --out report"""
 
 def main(arguments: Sequence[str]) -> int:
     """Write the report."""
-    parser = ArgumentParser(
-        prog="fl-lightning report", description=__doc__, epilog=EPILOG, allow_abbrev=False, exit_on_error=False
-    )
+    parser = CommandParser(prog="fl-lightning report", description=__doc__, epilog=EPILOG)
     parser.add_argument("--study", help="only this study [all that there are]")
     parser.add_argument("--scale", help="only this scale of the study [all]")
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder of the report [report]")
@@ -26,10 +24,7 @@ def main(arguments: Sequence[str]) -> int:
         "--runs", "--store", metavar="FOLDER", help="folder of runs, or MLflow URI [$MLFLOW_TRACKING_URI or runs]"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
-    try:
-        options = parser.parse_args(list(arguments))
-    except Exception as error:  # argparse's ArgumentError
-        raise UserError(str(error)) from None
+    options = parser.parse_args(list(arguments))
     require(options.scale is None or options.study is not None, "--scale needs --study: say whose scale it is")
     require(
         not (options.out / "mlflow.db").exists(),

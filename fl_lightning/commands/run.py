@@ -2,7 +2,7 @@
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -10,7 +10,7 @@ from textwrap import fill
 from fl_lightning import config as configuration
 from fl_lightning import discovery
 from fl_lightning.config import PARTS, Field, RunConfig
-from fl_lightning.errors import UserError
+from fl_lightning.flags import CommandParser
 
 DIVERGED = 3
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     """Split the options of the command from the settings of the run; settings of files come first."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = CommandParser(add_help=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--config", action="append", default=[])
     parser.add_argument("--out", type=Path, default=Path("runs"))
@@ -55,10 +55,7 @@ def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--print_config", "--print-config", action="store_true")
-    try:
-        options, flags = parser.parse_known_args(list(arguments))
-    except Exception as error:  # argparse's ArgumentError
-        raise UserError(str(error)) from None
+    options, flags = parser.parse_known_args(list(arguments))
     return options, [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
 
 

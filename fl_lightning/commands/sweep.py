@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from tqdm import tqdm
 from fl_lightning import interrupts
 from fl_lightning.comparison import render
 from fl_lightning.config import flags_to_settings
-from fl_lightning.errors import UserError, require
+from fl_lightning.errors import require
+from fl_lightning.flags import CommandParser
 
 if TYPE_CHECKING:
     from tune.study import Study
@@ -26,9 +27,7 @@ Example: fl-lightning sweep mnist_first_round --scale small --data.root data --m
 
 def main(arguments: Sequence[str]) -> int:
     """Sweep the study that is named."""
-    parser = ArgumentParser(
-        prog="fl-lightning sweep", description=__doc__, epilog=EPILOG, allow_abbrev=False, exit_on_error=False
-    )
+    parser = CommandParser(prog="fl-lightning sweep", description=__doc__, epilog=EPILOG)
     parser.add_argument("study", nargs="?", help="name of a study, or a YAML or Python file")
     parser.add_argument("--scale", help="smoke, small or paper, if the study has scales [small]")
     parser.add_argument("--dry-run", action="store_true", help="count runs, estimate time and disk, and stop")
@@ -40,14 +39,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
     parser.add_argument("--json", action="store_true", help="print the best settings as JSON in the last line")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
-    try:
-        options, flags = parser.parse_known_args(list(arguments))
-    except Exception as error:  # argparse's ArgumentError
-        raise UserError(str(error)) from None
+    options, flags = parser.parse_known_args(list(arguments))
     require(options.study is not None, "expected a study; fl-lightning list studies shows those that come with it")
     require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
     from tune.cluster import Resources
-    from tune.study import load
+    from tune.study_file import load
     from tune.sweep import Options
 
     study = load(options.study, options.scale, flags_to_settings(flags))

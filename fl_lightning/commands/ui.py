@@ -3,12 +3,12 @@
 import os
 import socket
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning import shared_view
 from fl_lightning.errors import require
+from fl_lightning.flags import CommandParser
 from fl_lightning.track import store_uri
 
 # The page of our experiment: the first one that is created after MLflow's own. Sorted by a metric, because under the
@@ -18,7 +18,7 @@ CHARTS = "#/experiments/1/runs?compareRunsMode=CHART&orderByKey=metrics.%60GA%60
 
 def main(arguments: Sequence[str]) -> int:
     """Start the MLflow server on this machine's loopback address and stay until it is stopped."""
-    parser = ArgumentParser(prog="fl-lightning ui", description="Open the MLflow UI on the runs.")
+    parser = CommandParser(prog="fl-lightning ui", description="Open the MLflow UI on the runs.")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs [runs]")
     parser.add_argument("--port", type=int, default=5000, help="port on 127.0.0.1 [5000]")
     options = parser.parse_args(list(arguments))

@@ -18,7 +18,7 @@ import torch
 from fl_lightning.data import plain_pickle
 from fl_lightning.data.augment import Name as Augmentation
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.download import DownloadError, damaged, download, write_whole
+from fl_lightning.data.download import DownloadError, damaged, download, unusable, write_whole
 from fl_lightning.data.mapped import Array, mapped
 from fl_lightning.data.places import data_root
 from fl_lightning.errors import UserError, require
@@ -81,10 +81,7 @@ def _files(source: Any, name: Name, folder: Path) -> dict[str, Path]:
             "FL_LIGHTNING_DATA, or use --data digits, which needs no files"
         ) from None
     except OSError as error:
-        raise UserError(
-            f"cannot use {folder} for {name}: {error}; choose another folder by --data.root or FL_LIGHTNING_DATA, "
-            "or use --data digits, which needs no files"
-        ) from None
+        raise unusable(folder, name, error) from None
 
 
 def _read(source: Any, name: Name, files: Mapping[str, Path]) -> dict[str, Array]:

@@ -16,6 +16,8 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 from uuid import uuid4
 
+from fl_lightning.errors import UserError
+
 PATIENCE_SECONDS = 8.0
 
 
@@ -41,6 +43,14 @@ def download(addresses: Sequence[str], md5: str) -> bytes:
             return content
         reason = f"{address} sent something else, its checksum is wrong"
     raise DownloadError(" ".join(reason.split()))
+
+
+def unusable(folder: Path, name: str, error: OSError) -> UserError:
+    """The folder of the data cannot be read or written."""
+    return UserError(
+        f"cannot use {folder} for {name}: {error}; choose another folder by --data.root or FL_LIGHTNING_DATA, "
+        "or use --data digits, which needs no files"
+    )
 
 
 def damaged(file: Path, what: str) -> str:

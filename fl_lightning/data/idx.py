@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.download import DownloadError, damaged, download, write_whole
+from fl_lightning.data.download import DownloadError, damaged, download, unusable, write_whole
 from fl_lightning.data.mapped import Array
 from fl_lightning.data.places import data_root
 from fl_lightning.errors import UserError, require
@@ -78,10 +78,7 @@ def _complete(name: Name, folder: Path) -> None:
             "another folder by --data.root or FL_LIGHTNING_DATA, or use --data digits, which needs no files"
         ) from None
     except OSError as error:
-        raise UserError(
-            f"cannot use {folder} for {name}: {error}; choose another folder by --data.root or FL_LIGHTNING_DATA, "
-            "or use --data digits, which needs no files"
-        ) from None
+        raise unusable(folder, name, error) from None
 
 
 def _unpacked(archive: Path, packed: bytes) -> bytes:

@@ -77,7 +77,7 @@ def odd_store(tmp_path_factory, empty_store):
 
 def sweep_here(name, out, patch):
     """What `fl-lightning sweep NAME --scale smoke` does, in this process instead of a cluster."""
-    from tune.study import load
+    from tune.study_file import load
     from tune.sweep import Options, sweep
     from tune.work import one_after_the_other
 

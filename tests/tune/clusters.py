@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from fl_lightning import experiment
+from fl_lightning import experiment, run_folder
 from fl_lightning.experiment import Keeping
 from fl_lightning.track import EXPERIMENT, store_uri
 from tune.cluster import SETTINGS
@@ -80,7 +80,7 @@ def check_complete(configs, out, reference):
     assert len(parents) == 1
     for config in configs:
         expected = alone(config, reference)
-        result = experiment.finished(config, out)
+        result = run_folder.finished(config, out)
         assert timeless(result) == timeless(expected)
         run = by_identity[config.identity]
         assert (run.info.run_id, run.info.status) == (result.run_id, "FINISHED")

@@ -5,7 +5,7 @@ import pytest
 
 from fl_lightning.errors import UserError
 from tune import drawing
-from tune.study import load
+from tune.study_file import load
 
 
 def test_the_picture_is_computed_and_stored(out):

@@ -7,10 +7,10 @@ import time
 import pytest
 import yaml
 
-from fl_lightning import experiment
+from fl_lightning import run_folder
 from tests.tune.clusters import Driver, alone, check_complete, cluster, tracked, wait_for_rounds
 from tune.grid import cells
-from tune.study import load
+from tune.study_file import load
 
 STUDY = {
     "base": {
@@ -56,22 +56,23 @@ def configs_of(study):
 
 def known_rounds(configs, out):
     """How far each run is, with its clock: what was computed before is never computed again."""
-    return {c.identity: result.history for c in configs if (result := experiment.latest(c, out)) is not None}
+    return {c.identity: result.history for c in configs if (result := run_folder.latest(c, out)) is not None}
 
 
 def check_kept(before, configs, out):
     for config in configs:
         if config.identity in before:
-            history = experiment.finished(config, out).history
+            history = run_folder.finished(config, out).history
             assert history[: len(before[config.identity])] == before[config.identity], "computed again"
 
 
-def test_an_interrupted_and_a_killed_driver_lose_nothing(out, study, drive, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_and_a_killed_driver_lose_nothing(out, study, drive, tmp_path, number):
     configs = configs_of(study)
     interrupted = drive("--max-concurrent", "1")
     wait_for_rounds(out, 40)
-    os.kill(interrupted.process.pid, signal.SIGINT)
-    assert interrupted.wait(60) == 130
+    os.kill(interrupted.process.pid, number)
+    assert interrupted.wait(60) == 128 + number
     assert interrupted.errors.strip() == "fl-lightning: stopped; finished rounds are saved, the same command goes on"
     assert interrupted.wait_until_gone(10) == {}
     assert os.listdir(interrupted.temporary) == []

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from fl_lightning.config import configure
 from fl_lightning.errors import UserError
-from tune import grid, study
+from tune import grid, study_file
 from tune.grid import cells, draw, environments, points
-from tune.study import Case, Range, Search, Study, load
+from tune.study import Case, Range, Search, Study
+from tune.study_file import load
 
 BASE = {"data": "digits", "model": "mlp", "model.hidden": [16], "engine": "functional", "federation.rounds": 1}
 
@@ -130,7 +131,7 @@ SIZES = {  # cells and runs at the paper's scale
 }
 
 
-@pytest.mark.parametrize("name", study.names())
+@pytest.mark.parametrize("name", study_file.names())
 @pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
 def test_every_shipped_study_at_every_scale_expands_to_valid_runs(name, scale):
     mine = load(name, scale)

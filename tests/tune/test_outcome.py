@@ -6,8 +6,8 @@ import pytest
 
 from fl_lightning.checkpoint import write_atomically
 from fl_lightning.errors import UserError
-from fl_lightning.experiment import Result, _write_result, folder_of
 from fl_lightning.probes import Measurement
+from fl_lightning.run_folder import Result, folder_of, write_result
 from tune.grid import cells
 from tune.outcome import CellOutcome, best_of, ended, mean_curve, outcome_of, rows
 from tune.study import Case, Range, Stop, Study
@@ -126,7 +126,7 @@ def test_when_a_run_has_ended(tmp_path, status, stop, length):
     assert ended(cell.config, tmp_path, stop) is None
     folder = folder_of(cell.config, tmp_path)
     folder.mkdir()
-    _write_result(result(0.1, 0.6, 0.7, status=status, folder=folder))
+    write_result(result(0.1, 0.6, 0.7, status=status, folder=folder))
     found = ended(cell.config, tmp_path, stop)
     assert (None if found is None else len(found.history)) == length
     assert len(outcome_of(cell, tmp_path, study(stop=stop)).runs) == (found is not None)

@@ -9,7 +9,7 @@ from fl_lightning.config import configure
 from tune import packing
 from tune.grid import cells
 from tune.packing import packs, units
-from tune.study import load
+from tune.study_file import load
 
 BASE = {"data": "digits", "model": "softmax", "engine": "functional"}
 

@@ -7,7 +7,7 @@ import pytest
 from fl_lightning import experiment
 from fl_lightning.errors import UserError
 from tune.grid import cells, reference_cells
-from tune.study import load
+from tune.study_file import load
 
 STUDY = """
 base:

@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from fl_lightning.errors import UserError
-from tune import study
-from tune.study import Range, Search, Stop, load
+from tune import study_file
+from tune.study import Range, Search, Stop
+from tune.study_file import load
 
 SMALL = {
     "about": "Two methods.",
@@ -217,7 +218,7 @@ def test_a_folder_is_no_study(tmp_path):
 
 
 def test_every_shipped_study_says_what_it_is_about():
-    assert set(study.names()) == {
+    assert set(study_file.names()) == {
         "ablation_online_offline",
         "ablation_prior",
         "ae_lf",
@@ -230,8 +231,8 @@ def test_every_shipped_study_says_what_it_is_about():
         "mnist_first_round",
         "ridge_demo",
     }
-    for name in study.names():
-        assert study.describe(name).endswith(".")
+    for name in study_file.names():
+        assert study_file.describe(name).endswith(".")
         assert load(name).scale == "small"
 
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from fl_lightning import experiment
+from fl_lightning import experiment, run_folder
 from fl_lightning.errors import UserError
 from fl_lightning.track import store_uri
 from tests.servers import free_port
 from tests.tune.clusters import alone, check_complete, cluster, timeless, tracked
 from tune.cluster import Resources
 from tune.grid import cells
-from tune.study import load
+from tune.study_file import load
 from tune.sweep import Options, sweep
 
 SMALL = {
@@ -126,7 +126,7 @@ def test_a_search_gives_everybody_the_same_budget_and_is_resumed(out, tmp_path, 
     rounds = {}
     for cell in outcome.cells:
         for config in cell.cell.configs:
-            result = experiment.latest(config, out)
+            result = run_folder.latest(config, out)
             rounds[config.identity] = len(result.history)
             assert result.status == ("finished" if rounds[config.identity] == 4 else "stopped")
     assert len(rounds) == 32
@@ -141,7 +141,7 @@ def test_a_search_gives_everybody_the_same_budget_and_is_resumed(out, tmp_path, 
     assert {config.identity for cell in again.cells for config in cell.cell.configs} == set(rounds)
     for cell in again.cells:
         for config in cell.cell.configs:
-            assert len(experiment.latest(config, out).history) == rounds[config.identity]
+            assert len(run_folder.latest(config, out).history) == rounds[config.identity]
     _, runs = tracked(out)
     assert len(runs) == 33
 
@@ -223,7 +223,7 @@ def test_runs_of_another_store_are_told_to_the_present_one(out, tmp_path, monkey
         m.metrics["GA"] for m in first.history
     ]
     assert outcome.run_id not in {run.info.run_id for run in old}
-    assert experiment.finished(cell.config, out).store == store_uri(out)
+    assert run_folder.finished(cell.config, out).store == store_uri(out)
 
 
 def test_fresh_computes_again_once(out, tmp_path, address):

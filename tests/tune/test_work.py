@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_lightning import experiment
+from fl_lightning import run_folder
 from fl_lightning.config import configure
 from fl_lightning.experiment import Keeping
 from fl_lightning.methods.fedprox import FedProx
@@ -52,8 +52,8 @@ def test_packs_equal_runs_that_are_alone(tmp_path):
     assert news.rounds == sum(config.federation.rounds for config in configs)
     for config in configs:
         expected = alone(config, tmp_path / "alone")
-        assert timeless(experiment.finished(config, tmp_path / "packed")) == timeless(expected)
-    ends = [experiment.finished(config, tmp_path / "packed").final["GA"] for config in configs]
+        assert timeless(run_folder.finished(config, tmp_path / "packed")) == timeless(expected)
+    ends = [run_folder.finished(config, tmp_path / "packed").final["GA"] for config in configs]
     assert news.best == max(ends)
 
 
@@ -62,11 +62,11 @@ def test_what_was_interrupted_goes_on(tmp_path):
     work = one_after_the_other([[config]], Order(tmp_path / "a", SLIM))
     assert [next(work).rounds for _ in range(2)] == [1, 2]
     work.close()
-    assert experiment.latest(config, tmp_path / "a").status == "stopped"
-    assert experiment.finished(config, tmp_path / "a") is None
+    assert run_folder.latest(config, tmp_path / "a").status == "stopped"
+    assert run_folder.finished(config, tmp_path / "a") is None
     news = compute([[config]], Order(tmp_path / "a", SLIM))
     assert (news.finished, news.rounds) == (1, 4)
-    assert timeless(experiment.finished(config, tmp_path / "a")) == timeless(alone(config, tmp_path / "b"))
+    assert timeless(run_folder.finished(config, tmp_path / "a")) == timeless(alone(config, tmp_path / "b"))
 
 
 def test_a_broken_run_fails_alone_with_its_message(tmp_path):
@@ -77,16 +77,16 @@ def test_a_broken_run_fails_alone_with_its_message(tmp_path):
     ((name, reason),) = news.failures.items()
     assert name == f"fedbe seed 0 ({broken.identity})"
     assert "data.holdout" in reason
-    assert experiment.finished(good, tmp_path).status == experiment.finished(late, tmp_path).status == "finished"
-    assert experiment.latest(broken, tmp_path) is None
+    assert run_folder.finished(good, tmp_path).status == run_folder.finished(late, tmp_path).status == "finished"
+    assert run_folder.latest(broken, tmp_path) is None
 
 
 def test_a_broken_run_fails_alone_in_a_shared_first_round_too(tmp_path):
     unit = [run(method=method, federation__rounds=1) for method in ("fedavg", "fedbe", "fola")]
     news = compute([unit], Order(tmp_path, SLIM))
     assert [name.split()[0] for name in news.failures] == ["fedbe"]
-    assert experiment.finished(unit[0], tmp_path)
-    assert experiment.finished(unit[2], tmp_path)
+    assert run_folder.finished(unit[0], tmp_path)
+    assert run_folder.finished(unit[2], tmp_path)
 
 
 def test_a_unit_that_cannot_even_begin_does_not_take_others_with_it(tmp_path):
@@ -97,7 +97,7 @@ def test_a_unit_that_cannot_even_begin_does_not_take_others_with_it(tmp_path):
     assert len(news.failures) == 2
     assert all("mnist" in reason.lower() for reason in news.failures.values())
     assert news.finished == 3
-    assert experiment.finished(good, tmp_path / "runs")
+    assert run_folder.finished(good, tmp_path / "runs")
 
 
 def test_a_bug_of_a_method_is_told_and_tried_again(tmp_path, monkeypatch):
@@ -112,20 +112,20 @@ def test_a_bug_of_a_method_is_told_and_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(FedProx, "aggregate", buggy)
     for _ in range(2):
         assert list(compute(work, order).failures.values()) == ["ZeroDivisionError: a bug in aggregate"]
-        assert experiment.finished(work[1][0], tmp_path)
+        assert run_folder.finished(work[1][0], tmp_path)
     monkeypatch.setattr(FedProx, "aggregate", aggregate)
     assert not compute(work, order).failures
-    assert len(experiment.finished(work[0][0], tmp_path).history) == 3
+    assert len(run_folder.finished(work[0][0], tmp_path).history) == 3
 
 
 def test_divergence_is_a_result_with_its_round(tmp_path):
     wild = run(method="fedavg", training__lr=1e20, federation__rounds=5)
     news = compute([[wild], [run(method="fedavg")]], Order(tmp_path, SLIM))
     assert not news.failures
-    result = experiment.finished(wild, tmp_path)
+    result = run_folder.finished(wild, tmp_path)
     assert result.status == "diverged"
     assert f"in round {len(result.history) + 1}" in result.message
-    good = experiment.finished(run(method="fedavg"), tmp_path).final["GA"]
+    good = run_folder.finished(run(method="fedavg"), tmp_path).final["GA"]
     assert news.best == good  # a diverged run is no best one
 
 
@@ -137,12 +137,12 @@ def test_the_stop_rule_ends_runs_and_the_rounds_stay(tmp_path):
     assert 1 < expected < 12
     news = compute([[config]], Order(tmp_path / "cut", SLIM, stop=Stop(at_least=0.5)))
     assert (news.finished, news.rounds) == (1, expected)
-    result = experiment.latest(config, tmp_path / "cut")
+    result = run_folder.latest(config, tmp_path / "cut")
     assert result.status == "stopped"
     assert timeless(result)[2] == timeless(whole)[2][:expected]
     again = compute([[config]], Order(tmp_path / "cut", SLIM, stop=Stop(at_least=0.5)))
     assert (again.finished, again.rounds) == (1, expected)  # read, and stopped at the same round
-    assert len(experiment.latest(config, tmp_path / "cut").history) == expected
+    assert len(run_folder.latest(config, tmp_path / "cut").history) == expected
 
 
 @pytest.mark.parametrize("changes", [{"metric": "GAA"}, {"stop": Stop("GAA", 0.5)}])
@@ -166,7 +166,7 @@ def test_seeds_go_side_by_side_and_report_their_mean(tmp_path):
         assert news.rounds == number
     assert (seen[-1].finished, seen[-1].best) == (3, seen[2].value)
     for config, result in zip(configs, separate, strict=True):
-        assert timeless(experiment.finished(config, tmp_path / "together")) == timeless(result)
+        assert timeless(run_folder.finished(config, tmp_path / "together")) == timeless(result)
 
 
 def test_seeds_that_stop_early_keep_their_last_value_in_the_mean(tmp_path):
@@ -184,7 +184,7 @@ def test_a_setting_whose_seed_diverges_is_worth_nothing(tmp_path):
     *_, last = side_by_side(configs, Order(tmp_path, SLIM))
     assert last.value == last.best == float("-inf")
     assert last.finished == 2
-    assert experiment.finished(configs[0], tmp_path).status == "finished"
+    assert run_folder.finished(configs[0], tmp_path).status == "finished"
 
 
 def test_closing_stops_all_seeds(tmp_path):
@@ -192,6 +192,6 @@ def test_closing_stops_all_seeds(tmp_path):
     work = side_by_side(configs, Order(tmp_path, SLIM))
     next(work)
     work.close()
-    assert [experiment.latest(config, tmp_path).status for config in configs] == ["stopped", "stopped"]
+    assert [run_folder.latest(config, tmp_path).status for config in configs] == ["stopped", "stopped"]
     news = compute([[config] for config in configs], Order(tmp_path, SLIM))  # nobody holds their locks any more
     assert not news.failures

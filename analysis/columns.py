@@ -1,0 +1,109 @@
+"""The columns of a table of runs: their types, what they are called, and how to choose by them."""
+
+import json
+from collections.abc import Collection
+from difflib import get_close_matches
+from typing import Any
+
+import pandas as pd
+
+from fl_lightning import discovery
+from fl_lightning.config import fields_of
+from fl_lightning.errors import UserError
+
+EXAMPLES = ("data.alpha", "training.lr", "method.strength", "seed", "GA", "LA")
+# How methods are written in papers.
+DISPLAY = {
+    "centralised": "centralised",
+    "data_sharing": "data sharing",
+    "fedavg": "FedAvg",
+    "fedbe": "FedBE",
+    "fedcurv": "FedCurv",
+    "fednova": "FedNova",
+    "fedpa": "FedPA",
+    "fedprox": "FedProx",
+    "fedsgd": "FedSGD",
+    "fola": "FOLA",
+    "scaffold": "SCAFFOLD",
+}
+
+
+def column(table: pd.DataFrame, name: str) -> pd.Series:
+    """A column of a table, or an error that names the nearest one."""
+    if name not in table:
+        raise no_such("column", name, table)
+    return table[name]
+
+
+def no_such(kind: str, name: str, known: pd.DataFrame) -> UserError:
+    near = get_close_matches(name, list(map(str, known)), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"columns are, for example, {', '.join(EXAMPLES)}"
+    return UserError(f"no run has a {kind} {name!r}; {hint}")
+
+
+def pivot(long: pd.DataFrame, run_ids: Collection[str] | None = None) -> pd.DataFrame:
+    if run_ids is not None:
+        long = long.loc[long["run_id"].isin(run_ids)]
+    return long.pivot(index="run_id", columns="key", values="value").rename_axis(columns=None)
+
+
+def typed(settings: pd.DataFrame) -> pd.DataFrame:
+    """Numbers, switches and lists as what they are; lists become tuples, so that one can group by them."""
+
+    def parse(text: Any) -> Any:
+        if not isinstance(text, str):
+            return None
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return text
+        return hashable(value)
+
+    columns = {}
+    for name in settings:
+        meaning = {text: parse(text) for text in settings[name].unique()}  # few different ones among thousands
+        values = pd.Series([meaning[text] for text in settings[name]], index=settings.index, dtype=object)
+        columns[name] = values.infer_objects()
+    return pd.DataFrame(columns, index=settings.index)
+
+
+def hashable(value: Any) -> Any:
+    return tuple(map(hashable, value)) if isinstance(value, list) else value
+
+
+def status_of(state: "pd.Series[Any]", tag: "pd.Series[Any] | None") -> "pd.Series[Any]":
+    """Of the run, not of MLflow: a diverged run is FINISHED there."""
+    words = {"RUNNING": "running", "SCHEDULED": "running", "FAILED": "failed", "KILLED": "stopped"}
+    plain = state.map(words)
+    return plain.where(state.ne("FINISHED"), tag if tag is not None else "finished").fillna("finished")
+
+
+def cases_of(frame: pd.DataFrame) -> "pd.Series[Any]":
+    """What a run is called: by its study, else by its method and those options that make a variant of it."""
+    labels = frame["method"].map(lambda name: DISPLAY.get(name, name))
+    for method, mine in frame.groupby("method"):
+        for name in [c for c in map(str, frame) if c.startswith("method.") and mine[c].map(_is_variant).any()]:
+            default = _default(str(method), name.removeprefix("method."))
+            other = mine[name].map(lambda value, default=default: _is_variant(value) and value != default)
+            if mine[name].nunique() > 1 or other.any():
+                suffix = mine.loc[other, name].map(lambda v, n=name: f" {n.removeprefix('method.')}={v}")
+                labels.loc[suffix.index] += suffix
+    return frame["case"].map(lambda case: DISPLAY.get(case, case)).fillna(labels)
+
+
+def _is_variant(value: Any) -> bool:
+    """Strings and switches make another variant of a method; numbers are tuned."""
+    return isinstance(value, str | bool)
+
+
+def _default(method: str, option: str) -> Any:
+    try:
+        return fields_of(discovery.find("methods", method))[option].default
+    except (UserError, KeyError):  # somebody's own method, or one of another version
+        return None
+
+
+def narrow(table: pd.DataFrame, name: str, value: Any) -> pd.DataFrame:
+    values = list(value) if isinstance(value, list | set | frozenset) else [value]
+    chosen = column(table, name).map(lambda found: any(found == hashable(one) for one in values))
+    return table.loc[chosen.astype(bool)]

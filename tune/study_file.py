@@ -1,0 +1,202 @@
+"""Studies from files: those that come with the project, and anybody's YAML or Python file."""
+
+import math
+import runpy
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+from fl_lightning.errors import UserError, require, unknown
+from tune.study import Case, Distribution, Range, Search, Stop, Study, number, whole
+
+FOLDER = Path(__file__).parent / "studies"
+DEFAULT_SCALE = "small"
+
+
+def names() -> list[str]:
+    """The studies that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load(name: str, scale: str | None = None, overrides: Mapping[str, Any] | None = None) -> Study:
+    """A study by name, or from a YAML or Python file.
+
+    Args:
+        name: One of `names()`, or a path; a Python file defines a mapping called STUDY.
+        scale: Which of its scales; without one `small`, or the study as it stands if it has no scales.
+        overrides: Settings for all runs; a key that the study varies is pinned to the value.
+    """
+    content = _read(name)
+    scales = content.pop("scales", {}) or {}
+    require(isinstance(scales, Mapping), f"{name}: scales must be a mapping of names, got {scales!r}")
+    if scale is not None and scale not in scales:
+        if not scales:
+            raise UserError(f"study {name} has no scales, got --scale {scale}; leave it out")
+        raise unknown("scale", scale, scales)
+    scale = scale or (DEFAULT_SCALE if DEFAULT_SCALE in scales else next(iter(scales), ""))
+    changes = (scales[scale] or {}) if scale else {}
+    require(isinstance(changes, Mapping), f"{name}: scale {scale} must be a mapping, got {changes!r}")
+    for key, value in changes.items():
+        merges = isinstance(content.get(key), Mapping) and isinstance(value, Mapping)
+        content[key] = _merged(f"{name}: {key}", key == "base", content[key], value) if merges else value
+    study = _parse(Path(name).stem if _is_file(name) else name, scale or "", content)
+    return _pin(study, overrides or {})
+
+
+def _merged(where: str, flatten: bool, old: Any, new: Any) -> dict[str, Any]:
+    """Two mappings, the new one winning; `training: {lr: 1}` is `training.lr: 1`."""
+    return {**_mapping(where, old, flatten), **_mapping(where, new, flatten)}
+
+
+def describe(name: str) -> str:
+    """The sentence about a study."""
+    return str(_read(name).get("about", ""))
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).suffix in (".yaml", ".yml", ".py")
+
+
+def _read(name: str) -> dict[str, Any]:
+    if not _is_file(name):
+        if name not in names():
+            raise unknown("study", name, names())
+        path = FOLDER / f"{name}.yaml"
+    else:
+        path = Path(name)
+    try:
+        if path.suffix == ".py":
+            content: Any = runpy.run_path(str(path)).get("STUDY")
+            require(content is not None, f"{path} must define STUDY, a mapping; see docs/sweeps.md")
+        else:
+            content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"no study at {path}; fl-lightning list studies shows those that come with it") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a user's Python file may do
+        raise UserError(f"{path} cannot be run: {type(error).__name__}: {error}") from None
+    require(isinstance(content, Mapping), f"{path} must hold a mapping with base, cases, space, ..., got {content!r}")
+    return dict(content)
+
+
+def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
+    known = {item.name for item in fields(Study)} - {"name", "scale"}
+    for key in content:
+        if key not in known:
+            raise unknown(f"key of study {name}", str(key), known)
+    values = dict(content)
+    for key in ("environments", "space"):
+        if key in values:
+            values[key] = _space(f"{name}: {key}", values[key])
+    for key in ("base", "reference"):
+        if key in values:
+            values[key] = _mapping(f"{name}: {key}", values[key])
+    values["cases"] = tuple(_case(name, item) for item in _listed(f"{name}: cases", values.get("cases", ())))
+    values["seeds"] = _seeds(name, values.get("seeds", 1))
+    for key, cls in (("search", Search), ("stop", Stop)):
+        if values.get(key) is not None:
+            values[key] = _section(f"{name}: {key}", cls, values[key])
+    if "thresholds" in values:
+        levels = values["thresholds"]
+        good = isinstance(levels, Sequence) and all(isinstance(level, int | float) for level in levels)
+        require(good, f"{name}: thresholds must be a list of numbers, got {levels!r}")
+        values["thresholds"] = tuple(levels)
+    return Study(name, scale, **values)
+
+
+def _case(study: str, content: Any) -> Case:
+    settings = {"method": content} if isinstance(content, str) else _mapping(f"{study}: a case", content)
+    space = _space(f"{study}: space of a case", settings.pop("space", {}))
+    label = settings.pop("label", None) or settings.get("method")
+    require(isinstance(label, str), f"{study}: a case must name its method, got {content!r}")
+    return Case(str(label), settings, space)
+
+
+def _space(where: str, content: Any) -> dict[str, Range]:
+    space = {}
+    for key, values in _mapping(where, content or {}, flatten=False).items():
+        if isinstance(values, Mapping):
+            require(len(values) == 1, f"{where}: {key} must be a list or one of choice, uniform, loguniform")
+            ((kind, bounds),) = values.items()
+            if kind not in get_args(Distribution):
+                raise unknown(f"distribution of {key}", str(kind), get_args(Distribution))
+        else:
+            kind, bounds = "grid", values
+        require(
+            isinstance(bounds, Sequence) and not isinstance(bounds, str) and len(bounds) > 0,
+            f"{where}: {key} must be a list with at least one value, got {bounds!r}",
+        )
+        if kind in ("uniform", "loguniform"):
+            low, high = (number(bound) for bound in bounds) if len(bounds) == 2 else (math.nan, math.nan)
+            require(
+                low < high and (kind == "uniform" or low > 0),
+                f"{where}: {key} must be {kind}: [low, high] with {'0 < ' * (kind == 'loguniform')}low < high, "
+                f"got {bounds!r}",
+            )
+            bounds = [low, high]
+        space[str(key)] = Range(kind, tuple(bounds))
+    return space
+
+
+def _seeds(name: str, content: Any) -> tuple[int, ...]:
+    if whole(content):
+        return tuple(range(content))
+    good = isinstance(content, Sequence) and not isinstance(content, str) and all(isinstance(s, int) for s in content)
+    require(good, f"{name}: seeds must be a number >= 1 or a list of whole numbers, got {content!r}")
+    return tuple(dict.fromkeys(content))
+
+
+def _section(where: str, cls: type[Any], content: Any) -> Any:
+    settings = _mapping(where, content)
+    known = [item.name for item in fields(cls)]
+    for key in settings:
+        if key not in known:
+            raise unknown(where, key, known)
+    return cls(**settings)
+
+
+def _mapping(where: str, content: Any, flatten: bool = True) -> dict[str, Any]:
+    require(isinstance(content, Mapping), f"{where} must be a mapping, got {content!r}")
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if flatten and isinstance(value, Mapping) and key != "space":
+            flat |= {f"{key}.{inner}": v for inner, v in _mapping(where, value).items()}
+        else:
+            flat[str(key)] = value
+    return flat
+
+
+def _listed(where: str, content: Any) -> Sequence[Any]:
+    require(isinstance(content, Sequence) and not isinstance(content, str), f"{where} must be a list, got {content!r}")
+    listed: Sequence[Any] = content
+    return listed
+
+
+def _pin(study: Study, overrides: Mapping[str, Any]) -> Study:
+    """The study with some settings fixed from outside, whatever it says about them."""
+    if not overrides:
+        return study
+
+    def without(space: Mapping[str, Range]) -> dict[str, Range]:
+        return {key: values for key, values in space.items() if key not in overrides}
+
+    cases = tuple(
+        Case(case.label, {k: v for k, v in case.settings.items() if k not in overrides}, without(case.space))
+        for case in study.cases
+    )
+    values = {item.name: getattr(study, item.name) for item in fields(Study)}
+    values |= {
+        "base": {**study.base, **overrides},
+        "environments": without(study.environments),
+        "space": without(study.space),
+        "cases": cases,
+    }
+    return Study(**values)
