@@ -131,6 +131,11 @@ def identity_of(folder: Path) -> str:
 def _existing(folder: Path) -> Path:
     path = folder / CURRENT
     if not path.exists():
+        if (settings := folder / "config.yaml").exists():  # finished, by a sweep
+            raise UserError(
+                f"the run in {folder} has ended without keeping its checkpoint, as sweeps do; give their study "
+                f"keep_checkpoints: true, or compute it again: fl-lightning run --config {settings} --fresh"
+            )
         what = "there is no checkpoint in it" if folder.is_dir() else "there is no such folder"
         raise UserError(f"expected the folder of a saved run, got {folder}: {what}; a finished run names its folder")
     return path

@@ -1,5 +1,6 @@
 """Pictures that a run leaves: learning curves, and who holds which classes."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, LogNorm
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 
@@ -46,21 +47,23 @@ def learning_curves(curves: Mapping[str, Sequence[Mapping[str, float]]], title: 
     return figure
 
 
-def partition(counts: Tensor, title: str = "") -> Figure:
+def partition(counts: Tensor, title: str = "", examples: Mapping[str, Tensor] | None = None) -> Figure:
     """Clients by classes: the colour is the number of samples.
 
     Args:
         counts: Samples per client (row) and class (column).
         title: Above the picture.
+        examples: Images of shape (channels, height, width) below it, by what to call them.
     """
-    return partitions({title: counts})
+    return partitions({title: counts}, examples)
 
 
-def partitions(splits: Mapping[str, Tensor]) -> Figure:
+def partitions(splits: Mapping[str, Tensor], examples: Mapping[str, Tensor] | None = None) -> Figure:
     """Several partitions side by side, all in one scale of colours.
 
     Args:
         splits: For every title the samples per client (row) and class (column).
+        examples: Images of shape (channels, height, width) below them, by what to call them.
     """
     clients, classes = (max(counts.shape[axis] for counts in splits.values()) for axis in (0, 1))
     alone = len(splits) == 1
@@ -69,7 +72,13 @@ def partitions(splits: Mapping[str, Tensor]) -> Figure:
     height = max(2.4, min(12.0 if alone else 6.0, 1.0 + 0.25 * classes))
     columns = min(len(splits), max(1, int(15 / width)))
     rows = -(-len(splits) // columns)
-    figure = Figure(figsize=(columns * width + 1.0, rows * height), layout="constrained")
+    size = (columns * width + 1.0, rows * height)
+    strip = 1.2 if examples else 0.0
+    whole = Figure(figsize=(size[0], size[1] + strip), layout="constrained")
+    figure: Figure | SubFigure = whole
+    if examples:
+        figure, below = whole.subfigures(2, 1, squeeze=False, height_ratios=[size[1], strip])[:, 0]
+        _thumbnails(below, examples)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     largest = max(2, *(int(counts.max()) for counts in splits.values()))
     # Logarithmic, so that one sample can be seen beside thousands; white is none.
@@ -80,7 +89,8 @@ def partitions(splits: Mapping[str, Tensor]) -> Figure:
         empty = np.flatnonzero(counts.numpy().sum(1) == 0)
         panel.scatter(empty, np.full(len(empty), -1.0), marker="x", s=12, color=COLOURS[1], linewidths=1)
         note = f"\nwithout samples (crosses): {len(empty)}" if len(empty) else ""
-        panel.set(xlabel=f"client{note}", ylabel="class", title=title)
+        panel.set(xlabel=f"client{note}", ylabel="class")
+        panel.set_title(textwrap.fill(title, int(11 * width)), fontsize="medium")
         panel.set(xlim=(-0.5, len(counts) - 0.5), ylim=(-1.5 if len(empty) else -0.5, counts.shape[1] - 0.5))
         panel.set_xticks(_ticks(len(counts)))
         panel.set_yticks(_ticks(counts.shape[1]))
@@ -92,7 +102,17 @@ def partitions(splits: Mapping[str, Tensor]) -> Figure:
     for panel in panels[len(splits) :]:
         panel.set_visible(False)
     figure.colorbar(cells, ax=panels, label="samples", format=StrMethodFormatter("{x:,.0f}"))
-    return figure
+    return whole
+
+
+def _thumbnails(figure: SubFigure, images: Mapping[str, Tensor]) -> None:
+    """Images in a row, each in its own range of brightness."""
+    for panel, (name, image) in zip(figure.subplots(1, len(images), squeeze=False).flat, images.items(), strict=True):
+        pixels = image.movedim(0, -1).float()
+        pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-9)
+        panel.imshow(pixels[..., 0] if pixels.shape[-1] != 3 else pixels, cmap="gray")
+        panel.set_title(name, fontsize="x-small")
+        panel.set_axis_off()
 
 
 def _ticks(number: int) -> list[int]:

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from fl_lightning.__main__ import main
-from fl_lightning.commands.partition import MOST_SPLITS, side_by_side
+from fl_lightning.commands.partition import MOST_EXAMPLES, MOST_SPLITS, preview, side_by_side
 from fl_lightning.config import configure
 from fl_lightning.data.partition import class_counts, content_hash
 from fl_lightning.experiment import build
@@ -106,6 +106,20 @@ def test_feature_skew_is_shown(call):
     assert [line.split()[-1] for line in lines[3:6]] == ["-45", "0", "45"]
     _, text, _ = call("--data.clients", 2, "--data.feature_skew", "noise", "--data.skew_strength", 0.1, "--json")
     assert json.loads(text)["partitions"][0]["clients"]["noise"] == [0.05, 0.1]
+
+
+def test_skewed_images_of_the_first_and_the_last_client_are_drawn():
+    config = configure(
+        {"data": "digits", "data.clients": 40, "data.feature_skew": "rotation", "data.skew_strength": 90}
+    )
+    dataset = config.source.load()
+    one = preview({}, config, dataset)
+    assert len(one.examples) <= MOST_EXAMPLES
+    first, *_, last = one.examples
+    assert (first.split("\n")[1], last.split("\n")[1]) == ("-90", "90")
+    assert not torch.equal(one.examples[first], one.examples[last])
+    plain = configure({"data": "digits"})
+    assert preview({}, plain, dataset).examples == {}
 
 
 def test_natural_clients(call, tmp_path, monkeypatch):

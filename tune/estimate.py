@@ -71,7 +71,9 @@ class Estimate:
     def cost(self, config: RunConfig) -> Cost:
         flat = config.flat()
         decisive = ("method", "model", "data", "engine", "training.batch_size", "data.subset")
-        kind = str({k: v for k, v in flat.items() if k in decisive or k.startswith(("model.", "data.augment"))})
+        variant = {k: v for k, v in flat.items() if k.startswith("method.") and isinstance(v, str | bool)}
+        shape = {k: v for k, v in flat.items() if k in decisive or k.startswith(("model.", "data.augment"))}
+        kind = str(variant | shape)
         if kind not in self._known:
             self._known[kind] = _measure(config)
         return self._known[kind]

@@ -87,6 +87,8 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
     varied = {key for outcome in outcomes for key in outcome.cell.environment}
     tuned = list(dict.fromkeys(key for outcome in outcomes for key in outcome.cell.point))
     lengths = {outcome.cell.config.federation.rounds for outcome in outcomes}
+    measured_in = [set(result.final) for outcome in outcomes for result in outcome.good]
+    probed = [metric for metric in ("AE", "LF") if measured_in and all(metric in names for names in measured_in)]
     for outcome in best_of(outcomes):
         cell = outcome.cell
         row = {key: _short(cell.environment.get(key, "")) for key in sorted(varied)}
@@ -95,7 +97,7 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
             row["rounds"] = str(cell.config.federation.rounds)
         row |= {key: _short(cell.point.get(key, "")) for key in tuned}
         ended, everything = outcome.good, [result for _, result in outcome.runs]
-        for metric in dict.fromkeys((study.metric, "GA", "LA")):
+        for metric in dict.fromkeys((study.metric, "GA", "LA", *probed)):
             row[f"{metric} (%)" if metric in ("GA", "LA") else metric] = _spread(
                 [result.final[metric] * (100 if metric in ("GA", "LA") else 1) for result in ended]
             )

@@ -30,6 +30,7 @@ def load(name: str, scale: str | None = None, overrides: Mapping[str, Any] | Non
         overrides: Settings for all runs; a key that the study varies is pinned to the value.
     """
     content = _read(name)
+    usual = _data_of(content)
     scales = content.pop("scales", {}) or {}
     require(isinstance(scales, Mapping), f"{name}: scales must be a mapping of names, got {scales!r}")
     if scale is not None and scale not in scales:
@@ -42,6 +43,8 @@ def load(name: str, scale: str | None = None, overrides: Mapping[str, Any] | Non
     for key, value in changes.items():
         merges = isinstance(content.get(key), Mapping) and isinstance(value, Mapping)
         content[key] = _merged(f"{name}: {key}", key == "base", content[key], value) if merges else value
+    if usual != (now := _data_of(content)) and content.get("about"):
+        content["about"] = f"{content['about']} (At this scale on {now} instead of {usual}.)"
     study = _parse(Path(name).stem if _is_file(name) else name, scale or "", content)
     return _pin(study, overrides or {})
 
@@ -49,6 +52,11 @@ def load(name: str, scale: str | None = None, overrides: Mapping[str, Any] | Non
 def _merged(where: str, flatten: bool, old: Any, new: Any) -> dict[str, Any]:
     """Two mappings, the new one winning; `training: {lr: 1}` is `training.lr: 1`."""
     return {**_mapping(where, old, flatten), **_mapping(where, new, flatten)}
+
+
+def _data_of(content: Mapping[str, Any]) -> Any:
+    base = content.get("base")
+    return base.get("data") if isinstance(base, Mapping) else None
 
 
 def describe(name: str) -> str:

@@ -23,6 +23,7 @@ from fl_lightning.flags import CommandParser
 
 # More panels than this are no picture, more rows no table that anybody reads.
 MOST_SPLITS, MOST_ROWS = 24, 100
+MOST_EXAMPLES = 10
 # What can be varied: how the data are divided. None of these settings has a comma in its values.
 VARIED = (*(f"data.{name}" for name in fields_of(Split)), "seed")
 
@@ -45,12 +46,14 @@ class Preview(NamedTuple):
         config: All settings.
         counts: Samples per client and class.
         name: Hash of the partition, the tag `partition` of runs that use it.
+        examples: An image of each of some clients, if their inputs are skewed.
     """
 
     varied: dict[str, str]
     config: RunConfig
     counts: Tensor
     name: str
+    examples: dict[str, Tensor]
 
     @property
     def title(self) -> str:
@@ -131,7 +134,19 @@ def preview(varied: dict[str, str], config: RunConfig, dataset: Dataset) -> Prev
     clients = partition(dataset.train_y, config.split, config.seed, dataset.owners)
     feature_skew.check(dataset, config.split)
     counts = class_counts(dataset.train_y, clients, dataset.num_classes)
-    return Preview(varied, config, counts, content_hash(clients))
+    return Preview(varied, config, counts, content_hash(clients), _examples(config, dataset, clients))
+
+
+def _examples(config: RunConfig, dataset: Dataset, clients: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What the skew does to the images of some clients, from the first to the last."""
+    if config.split.feature_skew == "none" or len(dataset.shape) != 3:
+        return {}
+    images = feature_skew.skew(dataset, clients, config.split, config.seed).train_x
+    levels = feature_skew.levels(config.split)
+    holders = [client for client, indices in enumerate(clients) if len(indices)]
+    step = max(1, math.ceil((len(holders) - 1) / (MOST_EXAMPLES - 1)))
+    chosen = dict.fromkeys([*holders[::step], holders[-1]])
+    return {f"client {n}\n{levels[n]:.3g}": images[clients[n][0]].cpu() for n in chosen}
 
 
 def draw(previews: Sequence[Preview], path: Path) -> Path:
@@ -139,7 +154,8 @@ def draw(previews: Sequence[Preview], path: Path) -> Path:
     from fl_lightning import pictures  # matplotlib: not for errors and help
 
     if len(previews) == 1:
-        return pictures.save(pictures.partition(previews[0].counts, _settings(previews[0])), path)
+        one = previews[0]
+        return pictures.save(pictures.partition(one.counts, _settings(one), one.examples), path)
     return pictures.save(pictures.partitions({one.title: one.counts for one in previews}), path)
 
 

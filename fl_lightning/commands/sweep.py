@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
     start = time.monotonic()
     with ProgressLine(study.metric, options.quiet) as line:
         outcome = sweep(study, how, line.show)
-    report = _report(study, how, outcome) if study.report else None
+    report, findings = _report(study, how, outcome) if study.report else (None, [])
     table = rows(outcome.cells, study)
     if options.json:
         print(json.dumps(_summary(outcome, table)))
@@ -74,8 +75,9 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
         print(render(table))
     for name, reason in outcome.failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
-    total = sum(len(cell.runs) for cell in outcome.cells)
-    print(f"\n{total} runs, {outcome.computed} of them computed now, in {_duration(time.monotonic() - start)}")
+    for sentence in findings:
+        print(textwrap.fill(f"- {sentence}", 100, subsequent_indent="  "))
+    print(f"\n{_counted(study, outcome)}, in {_duration(time.monotonic() - start)}")
     if report is not None:
         print(f"report   {_shown(report)}")
     if curves and table:
@@ -150,6 +152,8 @@ class ProgressLine:
                 desc="runs",
                 unit="run",
                 mininterval=interval,
+                miniters=0,  # rounds are news, too
+                smoothing=0,  # trials end in bursts; only their mean says how long the rest takes
                 dynamic_ncols=True,
             )
         best = f"best {self._metric} {status.best:.1%}" if status.best > float("-inf") else ""
@@ -168,16 +172,34 @@ class ProgressLine:
         self.close()
 
 
-def _report(study: "Study", how: "Options", outcome: "Outcome") -> Path:
-    """Figures, tables and findings of the study, also as artifacts of the sweep."""
-    from analysis import report
+def _counted(study: "Study", outcome: "Outcome") -> str:
+    """How many runs there are, of which kinds, and how many of them are new."""
+    from tune.grid import reference_cells
+
+    ended = sum(len(cell.runs) for cell in outcome.cells)
+    early = sum(len(cell.cell.seeds) for cell in outcome.cells) - ended - len(outcome.failures)
+    kinds = [f"{ended} runs"]
+    if study.search.scheduler != "none" and early > 0:
+        kinds.append(f"{early} that the search stopped early")
+    if study.reference is not None:
+        kinds.append(f"{sum(len(cell.seeds) for cell in reference_cells(study))} references")
+    return f"{' and '.join(kinds)}, {outcome.computed} of them computed now"
+
+
+def _report(study: "Study", how: "Options", outcome: "Outcome") -> tuple[Path, list[str]]:
+    """Figures, tables and findings of the study, also as artifacts of the sweep; the page, and the findings."""
+    from analysis import report, words
+    from analysis.parts import parts
     from tune.record import open_sweep
 
     path = report.write(outcome.folder / "report", str(how.out), study.name, study.scale or None)
     parent = open_sweep(study, how.out, outcome.folder)
     parent.store([outcome.folder / "report"])
     parent.finish()
-    return path
+    findings = [
+        words.summary(p.runs, p.rounds, p.thresholds) for p in parts(str(how.out), study.name, study.scale or None)
+    ]
+    return path, [sentence for part in findings for sentence in part]
 
 
 def _draw(outcome: "Outcome", path: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from copy import deepcopy
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -13,14 +12,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from fl_lightning import streams
 from fl_lightning.config import configure
-from fl_lightning.data.plan import ClientData
-from fl_lightning.errors import Diverged, UserError
+from fl_lightning.errors import UserError
 from fl_lightning.federate import Federation
-from fl_lightning.method import Cohort, Server
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbe import FedBE, Report, State, swa_steps
+from fl_lightning.methods.fedbe import FedBE
 from fl_lightning.params import flatten
-from fl_lightning.training import Training
 from tests import references
 from tests.cases import equal_bits, final, largest_difference, network, ragged
 
@@ -233,195 +229,6 @@ def test_averaging_over_classes_divides_the_step():
     case, method = ragged(), replace(LIVELY, server_weight_decay=0.0)
     over_classes = replace(method, kl_mean="samples_and_classes", server_lr=3 * method.server_lr)
     assert largest_difference(final(case.run(method)), final(case.run(over_classes))) < 1e-12
-
-
-# --- samplers ---------------------------------------------------------------------------------------------------------
-
-
-def toy_round(models, weights, start=None, seed=0, round=1):
-    """A round whose models are plain vectors; no network is needed to draw samples."""
-    start = {"w": torch.zeros_like(models[0])} if start is None else start
-    server = Server(task=None, sizes=(1,) * len(models), holdout=None, seed=seed)
-    members = tuple(range(len(models)))
-    ones = (1,) * len(models)
-    cohort = Cohort(round, members, tuple(weights), tuple(weights), ones, len(models), Training(), server)
-    return State(start), cohort, [Report({"w": model}) for model in models]
-
-
-def drawn(method, *arguments, **options):
-    method = replace(method, mean_teaches=False, clients_teach=False)
-    return torch.stack([model["w"] for model in method.teachers(*toy_round(*arguments, **options))])
-
-
-def test_the_teachers_are_samples_then_average_then_clients():
-    models, weights = [torch.tensor([0.0, 4.0]), torch.tensor([2.0, 0.0])], (0.75, 0.25)
-    teachers = [teacher["w"].tolist() for teacher in FedBE(samples=2).teachers(*toy_round(models, weights))]
-    assert teachers[2:] == [[0.5, 3.0], [0.0, 4.0], [2.0, 0.0]]
-    assert len(list(FedBE(samples=2, mean_teaches=False).teachers(*toy_round(models, weights)))) == 4
-    assert len(list(FedBE(samples=2, clients_teach=False).teachers(*toy_round(models, weights)))) == 3
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_models_give_samples_equal_to_their_average(dtype):
-    model = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    weights = (0.3, 0.3, 0.4)
-    near = drawn(FedBE(samples=4), [model] * 3, weights)
-    assert near.dtype == dtype
-    assert (near - model).abs().max() < 1e-14  # in float32: exactly
-    for sampler in ("dirichlet", "dirichlet_weighted"):
-        assert (drawn(FedBE(sampler=sampler), [model] * 3, weights) - model).abs().max() < 1e-14
-    # The published code's floor on the variance scatters them all the same.
-    assert (drawn(FedBE(sampler="gaussian_code"), [model] * 3, weights) - model).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_models_that_did_not_move_give_finite_samples(sampler):
-    start = {"w": torch.ones(4)}
-    samples = drawn(FedBE(sampler=sampler), [torch.ones(4)] * 2, (0.5, 0.5), start=start)
-    assert torch.equal(samples, torch.ones(10, 4))
-
-
-def test_the_gaussian_has_the_weighted_moments():
-    models = [torch.tensor([0.0, 1.0, -2.0]), torch.tensor([4.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 5.0])]
-    weights = (0.5, 0.2, 0.3)
-    samples = drawn(FedBE(samples=6_000), [model.double() for model in models], weights)
-    mean = sum(w * model for w, model in zip(weights, models, strict=True))
-    variance = sum(w * (model - mean) ** 2 for w, model in zip(weights, models, strict=True))
-    assert torch.allclose(samples.mean(0), mean.double(), atol=0.1)
-    assert torch.allclose(samples.var(0), variance.double(), rtol=0.08, atol=1e-12)
-    correlation = torch.corrcoef(samples[:, [0, 2]].T)[0, 1]
-    assert abs(correlation) < 0.05
-
-
-@pytest.mark.parametrize("concentration", [1e-6, 0.1, 1.0, 100.0])
-def test_dirichlet_coefficients_are_a_mixture(concentration):
-    """Of unit vectors as models, a sample is the vector of coefficients itself."""
-    units, weights = list(torch.eye(3, dtype=torch.float64)), (0.6, 0.3, 0.1)
-    plain = drawn(FedBE("dirichlet", 500, concentration), units, weights)
-    weighted = drawn(FedBE("dirichlet_weighted", 500, concentration), units, weights)
-    for shares in (plain, weighted):
-        assert shares.min() >= -1e-15
-        assert (shares.sum(1) - 1).abs().max() < 1e-12
-    products = plain * torch.tensor(weights, dtype=torch.float64)
-    assert torch.allclose(weighted, products / products.sum(1, keepdim=True), atol=1e-12)
-    assert torch.allclose(plain.mean(0), torch.full((3,), 1 / 3, dtype=torch.float64), atol=0.08)
-
-
-def test_samples_are_keyed_by_seed_round_and_number():
-    models, weights = [torch.zeros(5), torch.ones(5)], (0.5, 0.5)
-    for sampler in SAMPLERS:
-        method = FedBE(sampler=sampler, samples=3)
-        once = drawn(method, models, weights)
-        torch.rand(3)
-        np.random.rand(3)
-        assert torch.equal(drawn(method, models, weights), once)
-        assert torch.equal(drawn(replace(method, samples=7), models, weights)[:3], once)
-        others = [drawn(method, models, weights, seed=1), drawn(method, models, weights, round=2), once.roll(1, 0)]
-        assert all((other - once).abs().amax(1).min() > 1e-6 for other in others)
-
-
-# --- the student ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("frequency", [1, 2, 3, 7, 25])
-def test_which_iterates_are_averaged(frequency):
-    for total, start in product([1, 2, 6, 20, 24, 60, 500, 510, 1580], [0, 1, 5, 20, 500]):
-        every = [t for t in range(1, total + 1) if t % frequency == 0]
-        expected = [t for t in every if t > start] or [t for t in every if t > total // 2] or [total]
-        assert list(swa_steps(total, start, frequency)) == expected
-
-
-def test_the_published_schedule():
-    assert list(swa_steps(20 * 79, 500, 25)) == list(range(525, 1576, 25))
-    assert list(swa_steps(100, 500, None)) == [100]
-
-
-def test_labels_and_test_set_are_never_used():
-    case = ragged()
-    expected = final(case.run(LIVELY))
-    labels = case.dataset.train_y.clone()
-    labels[case.holdout] = (labels[case.holdout] + 1) % 3
-    other = replace(case.dataset, train_y=labels, test_x=case.dataset.test_x + 1, test_y=case.dataset.test_y * 0)
-    assert equal_bits(final(case._replace(dataset=other).run(LIVELY)), expected)
-    inputs = case.dataset.train_x.clone()
-    inputs[case.holdout] += 1
-    moved = case._replace(dataset=replace(case.dataset, train_x=inputs))
-    assert largest_difference(final(moved.run(LIVELY)), expected) > 1e-4
-
-
-def test_global_randomness_is_neither_used_nor_moved():
-    case = ragged()._replace(model=network(dropout=0.5))
-    torch.manual_seed(1)
-    np.random.seed(1)
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    one = final(case.run(LIVELY))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert np.array_equal(np.random.get_state()[1], numpy_before)
-    torch.manual_seed(2)
-    assert equal_bits(final(case.run(LIVELY)), one)
-    assert not equal_bits(final(case.run(LIVELY, seed=1)), one)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_teachers_are_evaluated_and_students_train(training):
-    """Teachers without dropout, the student with it; the workbench keeps its mode and its weights."""
-    case = ragged()._replace(model=network(dropout=0.5))
-    record = case.run(LIVELY, rounds=1)[0]
-    task = record.cohort.server.task
-    task.model.train(training)
-    kept = task.weights()
-    state, cohort, reports = record.before.state, record.cohort, record.reports
-    modes = []
-    handle = task.model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
-    assert equal_bits(LIVELY.aggregate(state, cohort, reports).params, record.after.state.params)
-    handle.remove()
-    assert modes == [False] * (3 + 1 + 4) + [True] * 18
-    assert task.model.training is training
-    assert equal_bits(task.weights().params, kept.params)
-    labels = LIVELY.soft_labels(LIVELY.teachers(state, cohort, reports), cohort.server)
-    plain = case._replace(model=network())
-    params = [
-        dict(zip(dict(plain.model.named_parameters()), teacher.values(), strict=True))
-        for teacher in LIVELY.teachers(state, cohort, reports)
-    ]
-    assert (labels - ensemble_labels(LIVELY, plain, params)).abs().max() < 1e-12
-
-
-def test_the_mode_comes_back_even_if_distillation_fails():
-    record = ragged().run(LIVELY, rounds=1)[0]
-    task = record.cohort.server.task
-    task.model.eval()
-    with pytest.raises(IndexError):
-        LIVELY.distil(record.after.state.params, torch.zeros(3, 3), record.cohort)
-    assert not task.model.training
-
-
-def test_soft_labels_go_through_more_than_one_block():
-    """1,100 held-out samples, more than one block; the labels stay in storage order."""
-    case = ragged()
-    record = case.run(LIVELY, rounds=1)[0]
-    places = torch.arange(1100) % len(case.dataset.train_x)
-    holdout = ClientData(-1, case.dataset, places, torch.float64)
-    teachers = list(LIVELY.teachers(record.before.state, record.cohort, record.reports))
-    labels = LIVELY.soft_labels(teachers, record.cohort.server._replace(holdout=holdout))
-    expected = ensemble_labels(LIVELY, case._replace(holdout=places), teachers)
-    assert (labels - expected).abs().max() < 1e-12
-
-
-def test_extreme_temperatures_and_certain_teachers_stay_finite():
-    case = ragged(torch.float32)
-    record = case.run(FedAvg(), rounds=1)[0]
-    certain = {name: value * 1e4 for name, value in record.after.state.params.items()}
-    for temperature in (1e-6, 0.5, 1e6):
-        labels = FedBE(temperature=temperature).soft_labels([certain], record.cohort.server)
-        assert labels.dtype == torch.float32
-        assert torch.allclose(labels.sum(1), torch.ones(12))
-    assert all(value.isfinite().all() for value in final(case.run(FedBE(temperature=1e-6))).values())
-
-
-def test_a_student_that_diverges_is_named():
-    with pytest.raises(Diverged, match="aggregate is not finite in round 1"):
-        ragged(torch.float32).run(FedBE(server_lr=1e30))
 
 
 # --- participation, traffic, numbers ----------------------------------------------------------------------------------
