@@ -110,7 +110,7 @@ def _thumbnails(figure: SubFigure, images: Mapping[str, Tensor]) -> None:
     for panel, (name, image) in zip(figure.subplots(1, len(images), squeeze=False).flat, images.items(), strict=True):
         pixels = image.movedim(0, -1).float()
         pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-9)
-        panel.imshow(pixels[..., 0] if pixels.shape[-1] != 3 else pixels, cmap="gray")
+        panel.imshow((pixels if pixels.shape[-1] == 3 else pixels[..., 0]).numpy(), cmap="gray")
         panel.set_title(name, fontsize="x-small")
         panel.set_axis_off()
 

@@ -109,9 +109,8 @@ def test_feature_skew_is_shown(call):
 
 
 def test_skewed_images_of_the_first_and_the_last_client_are_drawn():
-    config = configure(
-        {"data": "digits", "data.clients": 40, "data.feature_skew": "rotation", "data.skew_strength": 90}
-    )
+    skewed = {"data.feature_skew": "rotation", "data.skew_strength": 90}
+    config = configure({"data": "digits", "data.partition": "iid", "data.clients": 40, **skewed})
     dataset = config.source.load()
     one = preview({}, config, dataset)
     assert len(one.examples) <= MOST_EXAMPLES
