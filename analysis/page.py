@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment
 
-from analysis import style
+from analysis import style, tables
+from analysis.claims import Checked, overview
 
 if TYPE_CHECKING:
     from analysis.report import Item, Section
@@ -65,7 +66,9 @@ summary { cursor: pointer; color: var({{ faint }}); }
 <ul>
 {% for section in sections %}<li><a href="#{{ section.key }}">{{ section.title }}</a>
 <ul>{% for item in section.figures + section.tables %}<li><a href="#{{ item.key }}">{{ item.title }}</a></li>{% endfor %}</ul></li>
-{% endfor %}<li><a href="#background">Background</a></li>
+{% endfor %}{% if claims %}<li><a href="#claims">The paper's claims</a>
+<ul>{% for one in claims %}<li><a href="#claim-{{ loop.index }}">{{ one.claim.title }}</a></li>{% endfor %}</ul></li>
+{% endif %}<li><a href="#background">Background</a></li>
 </ul>
 </nav>
 <main>
@@ -98,6 +101,23 @@ mean test accuracy of the clients' models before aggregation, weighted by their 
 <ul>{% for reason in section.absent %}<li>{{ reason }}</li>{% endfor %}</ul></details>{% endif %}
 </section>
 {% endfor %}
+{% if claims %}
+<section id="claims">
+<h2>The paper's claims</h2>
+<p class="lead">Each is checked by a fixed rule on the means over seeds. At a scale other than <code>paper</code> a no may
+be due to fewer data, rounds and seeds.</p>
+<div class="table">{{ overview | safe }}</div>
+{% for one in claims %}
+<article id="claim-{{ loop.index }}">
+<h3>{{ one.claim.title }}</h3>
+<p>{{ one.finding.verdict[0] | upper }}{{ one.finding.verdict[1:] }} ({{ one.part.title }}). The paper: {{ one.claim.paper }}</p>
+<ul>{% for text, true in one.finding.held %}<li>{{ "yes" if true else "no" }}: {{ text }}</li>{% endfor %}</ul>
+<div class="table">{{ html(one.finding.table) | safe }}</div>
+</article>
+{% endfor %}
+<p class="basis">As Markdown: <a href="claims.md">claims.md</a></p>
+</section>
+{% endif %}
 <section id="background">
 <h2>Background</h2>
 <div class="figures"><figure id="{{ background.key }}"><h3>{{ background.title }}</h3>
@@ -119,22 +139,25 @@ SMALL = """{% macro small(item, commands) %}
 {% endmacro %}"""
 
 
-def render(sections: Sequence["Section"], background: "Item", place: str, date: str) -> str:
+def render(sections: Sequence["Section"], claims: Sequence[Checked], background: "Item", place: str, date: str) -> str:
     """The page.
 
     Args:
         sections: Studies.
+        claims: Of the paper, those that the runs can check.
         background: The picture that explains the idea.
         place: Where the runs are.
         date: Of the report.
     """
     environment = Environment(autoescape=True, trim_blocks=True)
-    environment.globals["kind"] = _kind
+    environment.globals |= {"kind": _kind, "html": tables.html}
     template = environment.from_string(SMALL + TEMPLATE)
     names = {name: variable(getattr(style.LIGHT, name)) for name in ("paper", "ink", "faint", "grid")}
     pairs = style.pairs()
     return template.render(
         sections=sections,
+        claims=claims,
+        overview=tables.html(overview(claims)),
         background=background,
         place=place,
         date=date,

@@ -1,7 +1,7 @@
 """One page that tells what runs have shown: a summary in words, all figures and tables they allow, how to repeat it.
 
-The page holds everything it needs and asks no network. Beside it lie the figures as SVG, PDF and PNG and the tables as
-CSV and LaTeX.
+The page holds everything it needs and asks no network. Beside it lie the figures as SVG, PDF and PNG, the tables as CSV
+and LaTeX, and the paper's claims that the runs can check as Markdown.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis import arrays, commands, contests, figures, page, style, tables, words
+from analysis import arrays, claims, commands, contests, figures, page, style, tables, words
 from analysis.parts import Part, parts
 from analysis.runs import NoRuns
 from analysis.statistics import MIN_FOR_CORRELATION
@@ -257,7 +257,11 @@ def write(
         sections.append(section)
     date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
     path = out / "index.html"
-    write_atomically(path, page.render(sections, _background(out), place, date).encode())
+    checked = list(claims.check(chosen))
+    if checked:
+        text = "\n\n".join(map(claims.markdown, checked))
+        write_atomically(out / "claims.md", f"# The paper's claims\n\n{text}\n".encode())
+    write_atomically(path, page.render(sections, checked, _background(out), place, date).encode())
     return path
 
 
