@@ -111,7 +111,7 @@ be due to fewer data, rounds and seeds.</p>
 <article id="claim-{{ loop.index }}">
 <h3>{{ one.claim.title }}</h3>
 <p>{{ one.finding.verdict[0] | upper }}{{ one.finding.verdict[1:] }} ({{ one.part.title }}). The paper: {{ one.claim.paper }}</p>
-<ul>{% for text, true in one.finding.held %}<li>{{ "yes" if true else "no" }}: {{ text }}</li>{% endfor %}</ul>
+<ul>{% for text, held in one.finding.held %}<li>{{ "yes" if held else "no" }}: {{ text }}</li>{% endfor %}</ul>
 <div class="table">{{ html(one.finding.table) | safe }}</div>
 </article>
 {% endfor %}

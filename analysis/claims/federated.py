@@ -12,13 +12,17 @@ from analysis.parts import Part
 from analysis.statistics import mean_interval
 
 OFFLINE = "offline"
+ENVIRONMENT = ["data.alpha", "data.clients"]
 
 
 def first_round(part: Part) -> Finding:
     """Best of grid in round 1: FOLA against FedAvg for every alpha and N."""
     table = tables.paired_comparison(part.runs, "FOLA", "FedAvg")
-    best = contests.best_of_grid(part.runs).pivot_table(
-        index=["data.alpha", "data.clients"], columns="case", values="mean"
+    for symbol, key in (("α", "data.alpha"), ("N", "data.clients")):
+        if symbol not in table:  # the same for all runs
+            table[symbol] = part.runs[key].iloc[0]
+    best = contests.best_of_grid(part.runs, keys=ENVIRONMENT).pivot_table(
+        index=ENVIRONMENT, columns="case", values="mean"
     )
     each = table.loc[table["α"].ne("all")].set_index(["α", "N"]).sort_index()
     shown = pd.DataFrame(
@@ -53,7 +57,7 @@ def first_round(part: Part) -> Finding:
 
 def environment(part: Part) -> Finding:
     """Best of grid in round 1: GA rises with alpha and falls with N."""
-    best = contests.best_of_grid(part.runs)
+    best = contests.best_of_grid(part.runs, keys=ENVIRONMENT)
     grid = 100 * best.pivot_table(index=["case", "data.clients"], columns="data.alpha", values="mean")
     by_alpha = [b > a for row in grid.to_numpy() for a, b in pairwise(row)]
     over_clients = [grid.loc[case].to_numpy().T for case in grid.index.get_level_values("case").unique()]
@@ -62,8 +66,9 @@ def environment(part: Part) -> Finding:
     return Finding(
         shown.rename(columns={"data.clients": "N"}),
         [
-            (f"GA rises with α in {sum(by_alpha)} of {len(by_alpha)} steps", _mostly(by_alpha)),
-            (f"GA falls as N grows in {sum(by_clients)} of {len(by_clients)} steps", _mostly(by_clients)),
+            (f"GA {what} in {sum(steps)} of {len(steps)} steps", _mostly(steps))
+            for what, steps in (("rises with α", by_alpha), ("falls as N grows", by_clients))
+            if steps
         ],
     )
 
