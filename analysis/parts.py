@@ -7,7 +7,7 @@ from functools import cached_property
 import pandas as pd
 
 from analysis import arrays
-from analysis.runs import NoRuns, Place, Runs, Sweep
+from analysis.runs import NoRuns, Place, Runs, Sweep, unfinished
 
 WITHOUT = "runs without a study"
 # What tune calls the runs that others of a study are measured against.
@@ -109,9 +109,15 @@ def _without_study(runs: Runs) -> Iterator[Part]:
     alone = set(runs.table.loc[runs.table["study"].isna(), "run_id"])
     if alone:
         table = runs.load()
-        kept = table.loc[table["run_id"].isin(alone)].reset_index(drop=True)
-        kept.attrs.update(table.attrs)
-        yield _part(runs, WITHOUT, "", "", kept)
+        kept = table.loc[table["run_id"].isin(alone)]
+        # Accuracies on different data, or of different models, do not belong into one picture.
+        problems = list(kept.groupby(["data", "model"], sort=False, dropna=False))
+        for (data, model), mine in problems:
+            mine = mine.reset_index(drop=True)
+            repeated = [remark for remark in table.attrs["remarks"] if "--fresh" in remark]
+            mine.attrs["remarks"] = [*repeated, *unfinished(mine)]
+            title = f"{WITHOUT}: {data}, {model}" if len(problems) > 1 else WITHOUT
+            yield _part(runs, title, "", "", mine)
 
 
 def _part(store: Runs, title: str, study: str, scale: str, table: pd.DataFrame) -> Part:

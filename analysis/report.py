@@ -266,7 +266,7 @@ def write(
 
 
 def _section(part: Part, place: str) -> Section:
-    key = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{part.study}-{part.scale}" if part.study else "runs")
+    key = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{part.study}-{part.scale}" if part.study else part.title)
     title = f"{part.title[0].upper()}{part.title[1:]}" if not part.study else part.title
     if part.sweep:
         about = str(part.sweep.content.get("about") or "")

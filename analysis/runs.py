@@ -185,7 +185,8 @@ class Runs:
             if not len(table):
                 raise NoRuns(f"{self.store.place} holds no runs yet; make some with `fl-lightning demo`")
             if study is not None:
-                table = self._of_study(table, study, scale)
+                table, outdated = self._of_study(table, study, scale)
+                remarks += outdated
             for name, value in (tags or {}).items():
                 if name not in self._tags:
                     raise no_such("tag", name, self._tags)
@@ -205,7 +206,7 @@ class Runs:
         if repeated.any():
             remarks.append(f"{repeated.sum()} runs were repeated with --fresh; only the newest of each counts")
         table = table.loc[~repeated].reset_index(drop=True)
-        remarks += _unfinished(table)
+        remarks += unfinished(table)
         table.attrs["remarks"] = remarks
         if study is not None and (sweep := self.sweep(study, str(table["scale"].iloc[0]))):
             table.attrs["conditions"] = list(sweep.content.get("environments") or ())
@@ -240,7 +241,8 @@ class Runs:
     def _metric_names(self) -> set[str]:
         return {*map(str, self._content.latest["key"].unique()), "best_GA", "GA", "LA"}
 
-    def _of_study(self, table: pd.DataFrame, study: str, scale: str | None) -> pd.DataFrame:
+    def _of_study(self, table: pd.DataFrame, study: str, scale: str | None) -> tuple[pd.DataFrame, list[str]]:
+        """The runs of a study as it was swept last, and what is left out because it was another then."""
         if study not in self.studies:
             from tune.study_file import names
 
@@ -264,12 +266,16 @@ class Runs:
         # A run that another study or scale had computed carries that one's tags; the sweep's own list has it too.
         sweeps = [s for s in self.sweeps if (s.study, s.scale) == (study, scale)]
         cases = {run_id: case for sweep in sweeps for run_id, case in sweep.cases.items()}
+        latest = sweeps[-1].cases if sweeps else {}
+        outdated = cases.keys() - latest.keys() if latest else set()
+        table = table.loc[~table["run_id"].isin(outdated)]
         chosen = table.loc[table["run_id"].isin(tagged) | table["run_id"].isin(cases)].copy()
         chosen["case"] = chosen["run_id"].map(cases).fillna(chosen["case"]).map(lambda case: DISPLAY.get(case, case))
         chosen["study"], chosen["scale"] = study, scale
         if any(sweep.content.get("stop") for sweep in sweeps):
             chosen["ended"] |= chosen["status"].eq("stopped")
-        return chosen
+        remark = f"{len(outdated)} runs of an earlier form of the study are left out"
+        return chosen, [remark] if outdated else []
 
     def _sweep(self, run_id: str) -> Sweep:
         tags = self._tags.loc[run_id].dropna()
@@ -291,7 +297,7 @@ def _nothing_left(study: str | None, where: Mapping[str, Any] | None, tags: Mapp
     return f"no run{of_study} has {' and '.join(conditions)}; ask for less" if conditions else f"no run{of_study} yet"
 
 
-def _unfinished(table: pd.DataFrame) -> list[str]:
+def unfinished(table: pd.DataFrame) -> list[str]:
     """What a reader must know about runs that are no results."""
     counts = table["status"].value_counts()
     meaning = {

