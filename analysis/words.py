@@ -56,6 +56,8 @@ def _comparisons(runs: pd.DataFrame) -> list[str]:
     table = tables.paired_comparison(runs)
     if not len(table):
         return []
+    if table["n"].max() <= 1:
+        return ["With one seed no difference can be tested."]
     keys = [contests.symbol(key) for key in contests.conditions(runs)]
     sentences = []
     for (case, rival), mine in table.groupby(["case", "against"], sort=False):
@@ -125,8 +127,7 @@ def _arrivals(runs: pd.DataFrame, rounds: pd.DataFrame, thresholds: Sequence[flo
             sentences.append(f"No case reaches a GA of {threshold:.0%}.".replace("%", " %"))
             continue
         words = [
-            f"{row['case']} in round {row[f'rounds to {name}']:.3g} ({int(row[f'reached {name}'])} of "
-            f"{_count(int(row['n']), 'seed')})"
+            f"{row['case']} in round {row[f'rounds to {name}']:.3g}{_share(int(row[f'reached {name}']), int(row['n']))}"
             if row[f"reached {name}"]
             else f"{row['case']} never"
             for _, row in table.iterrows()
@@ -176,6 +177,11 @@ def _correlation(runs: pd.DataFrame) -> list[str]:
             f"(95 % interval {low:.2f} to {high:.2f}{verdict})."
         )
     return sentences[:4]
+
+
+def _share(reached: int, n: int) -> str:
+    """Of all seeds, if there are several."""
+    return f" ({reached} of {_count(n, 'seed')})" if n > 1 else ""
 
 
 def _count(number: int, noun: str) -> str:

@@ -42,10 +42,15 @@ def write(folder: Path, identity: str, snapshot: Snapshot, history: Sequence[Mea
     """Save a round. Whenever the process dies, a complete checkpoint is left."""
     leaves, _ = pytree.tree_flatten_with_path(_tree(snapshot))
     tensors, numbers = {}, {}
+    memories: set[int] = set()
     for path, leaf in leaves:
         name = pytree.keystr(path)
         if isinstance(leaf, Tensor):
-            tensors[name] = leaf.detach().cpu().contiguous().clone()  # safetensors refuses shared memory
+            tensor = leaf.detach().cpu().contiguous()
+            memory = tensor.untyped_storage().data_ptr()
+            # safetensors refuses shared memory; a copy of every tensor would be felt with full curvature.
+            tensors[name] = tensor.clone() if memory in memories else tensor
+            memories.add(memory)
         else:
             numbers[name] = leaf
     header = {

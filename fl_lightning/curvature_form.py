@@ -83,9 +83,10 @@ def check(form: Form, online: bool, training: Training, server: Server) -> None:
     epochs = training.epochs if online else 1
     path = epochs * training.steps_per_epoch(largest) * task.num_params * task.dtype.itemsize if online else 0
     one = task.num_params**2 * task.dtype.itemsize
-    # Full: every client's report, the server's state before and after, the block products, and the sum and its Cholesky
-    # factor in float64. The eigenvalues of e-full: the matrix, the block products, the solver's copy and its workspace.
-    matrices = (len(sizes) + 3) * one + 2 * task.num_params**2 * 8 if form == "full" else 4 * one
+    # Full: every client's report, the server's state before and after, the block products, and the sum in float64,
+    # whose memory becomes its Cholesky factor. The eigenvalues of e-full: the matrix, the block products, the solver's
+    # copy and its workspace.
+    matrices = (len(sizes) + 3) * one + task.num_params**2 * 8 if form == "full" else 4 * one
     needed = path + matrices
     free = memory.available(task.device)
     require(

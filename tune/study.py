@@ -157,6 +157,7 @@ class Study:
         thresholds: Levels of GA whose round of arrival the table shows.
         keep_checkpoints: Whether the final models stay on disk.
         draw: Two Gaussian posteriors in the plane (means, covariances, weight) instead of runs: a picture is computed.
+        memory: GB that a run takes; where they are scarce, fewer runs at once.
         report: Whether figures and tables of the study are made at the end and stored with the sweep in MLflow.
         reference: Settings of a run that is computed first, for every environment and seed; where a setting is
             `@reference`, the folder of that run takes its place.
@@ -179,6 +180,7 @@ class Study:
     reference: Mapping[str, Any] | None = None
     draw: Mapping[str, Any] | None = None
     report: bool = False
+    memory: float = 0.0
 
     def __post_init__(self) -> None:
         if self.draw is not None:
@@ -187,6 +189,10 @@ class Study:
         require(
             isinstance(self.keep_checkpoints, bool),
             f"keep_checkpoints must be true or false, got {self.keep_checkpoints!r}",
+        )
+        require(
+            isinstance(self.memory, int | float) and self.memory >= 0,
+            f"memory must be a number of GB >= 0, got {self.memory!r}",
         )
         labels = [case.label for case in self.cases]
         require(bool(labels), f"study {self.name} has no cases; name at least one method under `cases`")

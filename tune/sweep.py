@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fl_lightning import run_folder
+from fl_lightning import memory, run_folder
 from fl_lightning.config import RunConfig
 from fl_lightning.experiment import Keeping
 from tune import record
@@ -128,6 +128,14 @@ def local_slots(resources: Resources) -> int:
     return max(1, min(fits))
 
 
+def fitting(gigabytes: float) -> int:
+    """How many runs of that size fit into the memory that is free on this machine; at least one is tried."""
+    import torch
+
+    free = memory.available(torch.device("cpu"))
+    return max(1, int(free / (gigabytes * 1e9))) if gigabytes and free is not None else sys.maxsize
+
+
 def missing(configs: Sequence[RunConfig], out: Path, stop: Stop | None) -> list[RunConfig]:
     """The runs that no earlier process has taken to their end."""
     return [config for config in configs if ended(config, out, stop) is None]
@@ -172,10 +180,11 @@ class _Runner:
         self._watch, self._failures = watch, failures
         self.computed = 0
 
-    @property
+    @functools.cached_property
     def _slots(self) -> int:
         """Trials at once; asking for it connects to the cluster."""
-        return min(self._cluster(), self._options.max_concurrent or sys.maxsize)
+        slots = min(self._cluster(), self._options.max_concurrent or sys.maxsize)
+        return min(slots, fitting(self._study.memory)) if self._options.address is None else slots
 
     def references(self, computed: Sequence[Cell]) -> dict[Any, dict[int, str]]:
         """Compute the runs that others refer to; their folders, by environment and seed. Their final models stay."""

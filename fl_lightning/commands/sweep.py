@@ -102,7 +102,7 @@ def dry_run(study: "Study", how: "Options") -> None:
     from tune.estimate import forecast
     from tune.grid import cells, environments
     from tune.packing import units
-    from tune.sweep import local_slots, missing
+    from tune.sweep import fitting, local_slots, missing
 
     if study.search.algorithm == "optuna":
         contests = len(study.cases) * len(environments(study))
@@ -119,7 +119,7 @@ def dry_run(study: "Study", how: "Options") -> None:
     print(f"runs        {len(configs)}, of which {len(configs) - len(todo)} are there already")
     if not todo:
         return
-    slots = min(how.max_concurrent or sys.maxsize, local_slots(how.resources))
+    slots = min(how.max_concurrent or sys.maxsize, local_slots(how.resources), fitting(study.memory))
     print("measuring a small round of every kind of run ...", file=sys.stderr, flush=True)
     cost = forecast(work, slots, study.keep_checkpoints or study.continue_to is not None)
     shared = f"; {_duration(cost.alone)} if nothing were shared" if len(work) < len(todo) else ""

@@ -4,7 +4,7 @@ Matrices stay in the type they come in (7,850 parameters: 246 MB in float32), ar
 are read in blocks of rows wherever float64 is only needed in passing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -39,27 +39,29 @@ class Factor(NamedTuple):
         return torch.cholesky_solve(vector.double().unsqueeze(1), self.lower).squeeze(1)
 
 
-def factor(matrix: Tensor, damping: float) -> Factor:
+def factor(matrix: Callable[[], Tensor], damping: float) -> Factor:
     """The Cholesky factor of a float64 matrix + damping I; while that is not positive definite, damping is raised.
 
-    The diagonal of the matrix is written over and restored, since a copy would take another d^2 numbers. A matrix that
-    is not finite has a factor of NaN: training has diverged, and no damping helps.
+    The matrix is asked for, and again after every raise, because its memory becomes the factor: holding both would
+    take another d^2 numbers. A matrix that is not finite has a factor of NaN: training has diverged, and no damping
+    helps.
     """
-    diagonal = matrix.diagonal()
-    original = diagonal.clone()
-    scale = float(original.abs().mean())
     raises = 0
     while True:
-        activity.say(f"Cholesky factor of {len(matrix):,} parameters")
-        diagonal.copy_(original).add_(damping)
-        lower, info = torch.linalg.cholesky_ex(matrix)
-        if int(info) == 0 or raises == LARGEST_RAISES or not torch.isfinite(original).all():
+        lower = matrix()
+        activity.say(f"Cholesky factor of {len(lower):,} parameters")
+        diagonal = lower.diagonal()
+        scale, finite = float(diagonal.abs().mean()), bool(torch.isfinite(diagonal).all())
+        diagonal.add_(damping)
+        info = torch.empty((), dtype=torch.int32, device=lower.device)
+        torch.linalg.cholesky_ex(lower, out=(lower, info))
+        if int(info) == 0 or raises == LARGEST_RAISES or not finite:
             break
+        del lower, diagonal
         damping = damping * 10 or SMALLEST_DAMPING * (scale or 1.0)
         raises += 1
-    diagonal.copy_(original)
     if int(info) != 0:
-        lower = torch.full_like(lower, torch.nan)
+        lower.fill_(torch.nan)
     return Factor(lower, damping, raises)
 
 
@@ -85,12 +87,14 @@ class Full(Gaussian):
         return unflatten(result.add_(flat, alpha=self.damping) if self.damping else result, vector)
 
     def solve(self, vector: Params) -> Params:
-        doubles = self.matrix.to(torch.float64, copy=True)  # `factor` writes on its diagonal
-        return unflatten(factor(doubles, self.damping).solve(flatten(vector)), vector)
+        return unflatten(factor(self._doubles, self.damping).solve(flatten(vector)), vector)
 
     def log_determinant(self) -> Tensor:
-        lower = factor(self.matrix.to(torch.float64, copy=True), self.damping).lower
+        lower = factor(self._doubles, self.damping).lower
         return 2 * lower.diagonal().log().sum()
+
+    def _doubles(self) -> Tensor:
+        return self.matrix.to(torch.float64, copy=True)
 
     def damped(self, damping: float) -> Self:
         return type(self)(self.mean, self.matrix, self.damping + damping)
@@ -106,16 +110,23 @@ class Full(Gaussian):
         """
         like = experts[0]
         average = flatten(weighted_sum((e.mean for e in experts), weights))
-        total = torch.zeros_like(like.matrix, dtype=torch.float64)
         moment = torch.zeros_like(average)
+
+        def total() -> Tensor:
+            matrix = torch.zeros_like(like.matrix, dtype=torch.float64)
+            for expert, weight in zip(experts, weights, strict=True):
+                matrix.add_(expert.matrix, alpha=weight)
+            return matrix
+
         for expert, weight in zip(experts, weights, strict=True):
-            total.add_(expert.matrix, alpha=weight)
             offset = flatten(expert.mean).double().sub_(average)
             moment.add_(_times(expert.matrix, offset).add_(offset, alpha=expert.damping), alpha=weight)
         damping += sum(weight * expert.damping for expert, weight in zip(experts, weights, strict=True))
         found = factor(total, damping)
         mean = unflatten(average.add_(found.solve(moment)), like.mean)
-        return cls(cast_like(mean, like.mean), total.to(like.matrix.dtype), found.damping, found.raises)
+        raised, raises = found.damping, found.raises
+        del found  # before the sum is formed once more
+        return cls(cast_like(mean, like.mean), total().to(like.matrix.dtype), raised, raises)
 
 
 def largest_eigenvalue(matrix: Tensor, steps: int = 30) -> float:

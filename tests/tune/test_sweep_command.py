@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import yaml
 from fl_lightning.__main__ import main
 from tests.tune.clusters import ENVIRONMENT
 from tests.tune.test_sweep import SMALL
+from tune.sweep import fitting
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +118,12 @@ def test_studies_are_listed(capsys):
     printed = capsys.readouterr().out
     assert "mnist_first_round" in printed
     assert "Best GA over lr, E and B after one round" in printed
+
+
+@pytest.mark.parametrize(
+    ("free", "gigabytes", "expected"),
+    [(4e9, 3, 1), (1e9, 3, 1), (10e9, 3, 3), (4e9, 0, sys.maxsize), (None, 3, sys.maxsize)],
+)
+def test_fewer_runs_at_once_where_memory_is_scarce(monkeypatch, free, gigabytes, expected):
+    monkeypatch.setattr("fl_lightning.memory.available", lambda device: free)
+    assert fitting(gigabytes) == expected
