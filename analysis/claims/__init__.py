@@ -104,7 +104,7 @@ CLAIMS = (
     ),
     Claim(
         "laplace_online",
-        "Evaluated online, every form of curvature ends better than offline",
+        "Evaluated online, every form of curvature ends better than offline, and is steadier",
         "offline diagonal ends below 83 % GA, worse than FedAvg; for full the difference in GA is very small, LA is "
         "better and steadier online; LA above 80 % for full and below 60 % for the others.",
         "laplace",

@@ -12,6 +12,12 @@ Verdict = Literal["confirmed", "partly confirmed", "not confirmed"]
 SAME = 1.0
 
 
+def falls(rounds: pd.DataFrame) -> "pd.Series[float]":
+    """How far GA falls between rounds, added up over each run, in points."""
+    ordered = rounds.sort_values(["run_id", "round"])
+    return ordered.groupby("run_id")["GA"].apply(lambda ga: 100 * (-ga.diff()).clip(lower=0).sum())
+
+
 class Finding(NamedTuple):
     """What came out.
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import contests, tables
-from analysis.claims.claim import SAME, Finding
+from analysis.claims.claim import SAME, Finding, falls
 from analysis.parts import Part
 from analysis.statistics import mean_interval
 
@@ -123,9 +123,7 @@ def ga_and_la(part: Part) -> Finding:
 
 def steadiness(part: Part) -> Finding:
     """How far GA falls between rounds, added up over a run: online and offline."""
-    rounds = part.rounds.sort_values(["run_id", "round"])
-    falls = rounds.groupby("run_id")["GA"].apply(lambda ga: 100 * (-ga.diff()).clip(lower=0).sum())
-    runs = part.runs.assign(falls=part.runs["run_id"].map(falls))
+    runs = part.runs.assign(falls=part.runs["run_id"].map(falls(part.rounds)))
     keys = contests.conditions(runs)
     rows, held = [], []
     for condition in contests.groups(runs, keys):
