@@ -29,6 +29,8 @@ from analysis.statistics import MIN_FOR_INTERVAL
 
 # Inches: one column of a two-column paper.
 COLUMN = 3.5
+# Characters of a label that fit into it.
+LEGEND_WIDTH = 52
 DASHES = ("solid", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (9, 3)))
 MARKERS = "osD^vP*Xph<>"
 
@@ -245,7 +247,7 @@ def legend(figure: Picture, *groups: Sequence[tuple[str, Mapping[str, Any]]], co
     entries = [rows[i] for first in range(columns) for i in range(first, len(rows), columns)]
     figure.legend(
         [Line2D([], [], **{"color": colours.faint, "lw": 1.3, "ms": 4, **look}) for _, look in entries],
-        [label for label, _ in entries],
+        [textwrap.fill(label, LEGEND_WIDTH) for label, _ in entries],
         loc="outside lower center",
         ncols=columns,
         frameon=False,

@@ -162,7 +162,8 @@ def _correlation(runs: pd.DataFrame) -> list[str]:
     table = tables.correlations(runs)
     sentences = []
     keys = [contests.symbol(key) for key in contests.conditions(contests.final_stage(runs))]
-    for _, row in table.iterrows():
+    # Errors first: where they were measured, they are what the study is about.
+    for _, row in table.sort_values("with", key=lambda of: of.eq("LA"), kind="stable").iterrows():
         several = (table["with"].eq(row["with"]) & table["case"].eq("all")).any()
         if (several and row["case"] != "all") or row["Spearman ρ"] != row["Spearman ρ"]:
             continue

@@ -98,9 +98,9 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
         row |= {key: _short(cell.point.get(key, "")) for key in tuned}
         ended, everything = outcome.good, [result for _, result in outcome.runs]
         for metric in dict.fromkeys((study.metric, "GA", "LA", *probed)):
-            row[f"{metric} (%)" if metric in ("GA", "LA") else metric] = _spread(
-                [result.final[metric] * (100 if metric in ("GA", "LA") else 1) for result in ended]
-            )
+            percent = metric in ("GA", "LA")
+            values = [result.final[metric] * (100 if percent else 1) for result in ended]
+            row[f"{metric} (%)" if percent else metric] = _spread(values, ".2f" if percent else ".3g")
         for threshold in study.thresholds:
             reached = [rounds_to(result.history, threshold) for result in everything]
             arrived = [number for number in reached if number is not None]
@@ -125,7 +125,7 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _spread(values: Sequence[float]) -> str:
+def _spread(values: Sequence[float], digits: str = ".2f") -> str:
     if not values:
         return "-"
-    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+    return f"{fmean(values):{digits}}" + (f" ± {stdev(values):{digits}}" if len(values) > 1 else "")
