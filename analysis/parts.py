@@ -7,11 +7,9 @@ from functools import cached_property
 import pandas as pd
 
 from analysis import arrays
-from analysis.runs import NoRuns, Place, Runs, Sweep, unfinished
+from analysis.runs import REFERENCE, NoRuns, Place, Runs, Sweep, unfinished
 
 WITHOUT = "runs without a study"
-# What tune calls the runs that others of a study are measured against.
-REFERENCE = "reference"
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,6 +30,9 @@ from fl_lightning.errors import UserError, unknown
 Place = str | Path | None
 KEY_COLUMNS = ("run_id", "case", "method", "data", "model", "seed", "partition", "status", "ended", "diverged")
 STUDY_PREFIX = "study."
+PARENT = "mlflow.parentRunId"
+# What tune calls the runs that others of a study are measured against.
+REFERENCE = "reference"
 
 
 class NoRuns(UserError):  # noqa: N818 - reads as what it says
@@ -268,6 +271,9 @@ class Runs:
         cases = {run_id: case for sweep in sweeps for run_id, case in sweep.cases.items()}
         latest = sweeps[-1].cases if sweeps else {}
         outdated = cases.keys() - latest.keys() if latest else set()
+        if latest:  # what an earlier sweep had begun and never listed
+            begun = self._tags.index[self._tags[PARENT].isin([sweep.run_id for sweep in sweeps[:-1]])]
+            outdated |= set(begun) - latest.keys() - self._references
         table = table.loc[~table["run_id"].isin(outdated)]
         chosen = table.loc[table["run_id"].isin(tagged) | table["run_id"].isin(cases)].copy()
         chosen["case"] = chosen["run_id"].map(cases).fillna(chosen["case"]).map(lambda case: DISPLAY.get(case, case))
@@ -276,6 +282,11 @@ class Runs:
             chosen["ended"] |= chosen["status"].eq("stopped")
         remark = f"{len(outdated)} runs of an earlier form of the study are left out"
         return chosen, [remark] if outdated else []
+
+    @cached_property
+    def _references(self) -> set[str]:
+        """Runs that others are measured against; no sweep lists them."""
+        return set(self._tags.index[self._tags["case"].eq(REFERENCE)]) if "case" in self._tags else set()
 
     def _sweep(self, run_id: str) -> Sweep:
         tags = self._tags.loc[run_id].dropna()
