@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment
 
 from analysis import style, tables
-from analysis.claims import Checked, overview
+from analysis.claims import Checked, origin, overview
 
 if TYPE_CHECKING:
     from analysis.report import Item, Section
@@ -55,6 +55,7 @@ article { margin: 1.6rem 0; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .28rem .8rem .28rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var({{ grid }}); white-space: nowrap; }
 th { font-weight: 600; border-bottom: 2px solid var({{ faint }}); }
+.prose td { white-space: normal; }
 details { font-size: .86rem; margin: .6rem 0; }
 summary { cursor: pointer; color: var({{ faint }}); }
 @media print { nav { display: none; } body { display: block; } article, figure { break-inside: avoid; } }
@@ -104,13 +105,14 @@ mean test accuracy of the clients' models before aggregation, weighted by their 
 {% if claims %}
 <section id="claims">
 <h2>The paper's claims</h2>
-<p class="lead">Each is checked by a fixed rule on the means over seeds. At a scale other than <code>paper</code> a no may
-be due to fewer data, rounds and seeds.</p>
-<div class="table">{{ overview | safe }}</div>
+<p class="lead">A claim has several parts, each a comparison of means over seeds: confirmed are those whose parts are all
+true, partly confirmed those of which some are. At a scale other than <code>paper</code> a yes or a no is about fewer
+data, rounds and seeds, or about other data altogether.</p>
+<div class="table prose">{{ overview | safe }}</div>
 {% for one in claims %}
 <article id="claim-{{ loop.index }}">
 <h3>{{ one.claim.title }}</h3>
-<p>{{ one.finding.verdict[0] | upper }}{{ one.finding.verdict[1:] }} ({{ one.part.title }}). The paper: {{ one.claim.paper }}</p>
+<p>{{ one.finding.verdict[0] | upper }}{{ one.finding.verdict[1:] }} ({{ origin(one.part) }}). The paper: {{ one.claim.paper }}</p>
 <ul>{% for text, held in one.finding.held %}<li>{{ "yes" if held else "no" }}: {{ text }}</li>{% endfor %}</ul>
 <div class="table">{{ html(one.finding.table) | safe }}</div>
 </article>
@@ -150,7 +152,7 @@ def render(sections: Sequence["Section"], claims: Sequence[Checked], background:
         date: Of the report.
     """
     environment = Environment(autoescape=True, trim_blocks=True)
-    environment.globals |= {"kind": _kind, "html": tables.html}
+    environment.globals |= {"kind": _kind, "html": tables.html, "origin": origin}
     template = environment.from_string(SMALL + TEMPLATE)
     names = {name: variable(getattr(style.LIGHT, name)) for name in ("paper", "ink", "faint", "grid")}
     pairs = style.pairs()

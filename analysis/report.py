@@ -165,7 +165,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "precision_matrix",
         "The precision of a client",
-        "What a diagonal leaves out: entries away from the diagonal are covariances between parameters.",
+        "What a diagonal leaves out: entries away from the diagonal couple parameters. Scaled to lie between 0 and 1.",
         lambda m: m.has_curvatures,
         lambda m: figures.precision_matrix(*arrays.precision_matrix(m.store, m.runs)),
     ),
@@ -200,7 +200,8 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "against_seconds",
         "GA over seconds",
-        "Time of training and aggregation on the machine that ran them, which may have been busy.",
+        "Time of training and aggregation on the machine that ran them, which may have been busy; the first round after "
+        "a start also loads code and data.",
         lambda m: m.lasts,
         lambda m: figures.against_seconds(m.rounds),
     ),

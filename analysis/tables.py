@@ -174,7 +174,8 @@ def costs(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
                     **{contests.symbol(key): contest[key].iloc[0] for key in keys},
                     "case": case,
                     "MB per round": (mine["bytes_down"] + mine["bytes_up"]).mean() / 1e6,
-                    "seconds per round": (mine["seconds_local"] + mine["seconds_server"]).mean(),
+                    # The median: the first round after a start also loads code and data.
+                    "seconds per round": (mine["seconds_local"] + mine["seconds_server"]).median(),
                     "gradients per round": mine["gradient_evaluations"].mean(),
                     "GA (%) within common MB": 100 * reached.mean() if sends and len(reached) else np.nan,
                     "common MB": common.mean() / 1e6,

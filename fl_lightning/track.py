@@ -21,6 +21,7 @@ from fl_lightning.errors import UserError
 
 EXPERIMENT = "fl_lightning"
 ATTEMPT_TAG = "fl_lightning.attempt"
+PARENT_TAG = "mlflow.parentRunId"
 # MLflow's limits for one request.
 PARAMS_PER_BATCH, METRICS_PER_BATCH = 100, 1000
 
@@ -57,6 +58,7 @@ class Tracker:
 
             self._metric = Metric
             self._client, experiment = _open(self.uri, out.resolve())
+            self._experiment = experiment
             run = None if is_new else self._find(experiment, attempt)
             if run is None:
                 run = self._client.create_run(experiment, run_name=name, tags={**tags, ATTEMPT_TAG: attempt})
@@ -100,6 +102,14 @@ class Tracker:
         """End the run: FINISHED, FAILED or KILLED."""
         with _explained(self.uri):
             self._client.set_terminated(self.run_id, status)
+
+    def finish_children(self, status: str) -> None:
+        """End those runs below this one that nobody computes any more, though they say so."""
+        with _explained(self.uri):
+            where = f"tags.`{PARENT_TAG}` = '{self.run_id}' AND attributes.status = 'RUNNING'"
+            while running := self._client.search_runs([self._experiment], where, max_results=1000):
+                for run in running:
+                    self._client.set_terminated(run.info.run_id, status)
 
     def _find(self, experiment: str, attempt: str) -> Any:
         runs = self._client.search_runs([experiment], f"tags.`{ATTEMPT_TAG}` = '{attempt}'", max_results=1)

@@ -15,11 +15,9 @@ from fl_lightning import experiment
 from fl_lightning.checkpoint import write_atomically
 from fl_lightning.comparison import render
 from fl_lightning.errors import UserError
-from fl_lightning.track import Tracker
+from fl_lightning.track import PARENT_TAG, Tracker
 from tune.outcome import CellOutcome, rows
 from tune.study import Study
-
-PARENT_TAG = "mlflow.parentRunId"
 
 
 class SweepRecord:
@@ -58,7 +56,9 @@ class SweepRecord:
     def abandon(self, reason: BaseException) -> None:
         """The sweep ends before its end; the same command goes on in this run."""
         with suppress(UserError):  # the store itself may be what failed
-            self._tracker.finish("KILLED" if isinstance(reason, KeyboardInterrupt) else "FAILED")
+            status = "KILLED" if isinstance(reason, KeyboardInterrupt) else "FAILED"
+            self._tracker.finish_children(status)  # its trials are gone, without a word
+            self._tracker.finish(status)
 
     def close(self, outcomes: Sequence[CellOutcome], failures: Mapping[str, str]) -> None:
         """Adopt the runs that other sweeps have computed, and store the tables."""

@@ -4,8 +4,9 @@
     for checked in claims.check(parts("runs")):
         print(claims.markdown(checked))
 
-A claim is checked where the store has its study. The rules are crude on purpose, and stated with every verdict: they
-compare means over seeds; how sure these are is in the tables.
+A claim is checked where the store has its study. It has several parts, each a comparison of means over seeds that is
+true or not; confirmed is a claim whose parts are all true, partly confirmed one of which some are. The rules are crude
+on purpose: how sure the means are is in the tables.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -163,11 +164,16 @@ def overview(checked: Sequence[Checked]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "claim": one.claim.title,
-            "runs": f"{one.part.title} ({len(one.part.runs)})",
+            "runs": origin(one.part),
             "verdict": one.finding.verdict,
         }
         for one in checked
     )
+
+
+def origin(part: Part) -> str:
+    """Study and scale, the data, which at another scale may be others than the claim's, and how many runs."""
+    return f"{part.title}; {', '.join(part.runs['data'].unique())}; {len(part.runs)} runs"
 
 
 def markdown(one: Checked) -> str:
@@ -182,11 +188,11 @@ def markdown(one: Checked) -> str:
             "",
             render([{str(k): str(v) for k, v in row.items()} for row in rows], markdown=True),
             "",
-            f"**{one.finding.verdict[0].upper()}{one.finding.verdict[1:]}** ({one.part.title}):",
+            f"**{one.finding.verdict[0].upper()}{one.finding.verdict[1:]}** ({origin(one.part)}):",
             "",
             *parts,
         ]
     )
 
 
-__all__ = ["CLAIMS", "Checked", "Claim", "Finding", "check", "markdown", "overview"]
+__all__ = ["CLAIMS", "Checked", "Claim", "Finding", "check", "markdown", "origin", "overview"]

@@ -143,7 +143,8 @@ def steadiness(part: Part) -> Finding:
             rows.append({**where, "case": case, **ends, "n": len(ended), "diverged seeds": diverged})
         online, offline = _pair(means)
         place = "".join(f"{key} = {contests.shown(value)}: " for key, value in where.items())
-        held.append((f"{place}GA falls by {online:.1f} points in all online, {offline:.1f} offline", online < offline))
+        text = f"{place}falls of GA add up to {online:.1f} points online, {offline:.1f} offline"
+        held.append((text, online <= offline))
     return Finding(pd.DataFrame(rows), held)
 
 

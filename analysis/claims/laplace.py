@@ -34,8 +34,7 @@ def full_is_best(part: Part) -> Finding:
                 bool(third[FULL].max() >= NEARLY_90),
             ),
             (
-                f"the others have {third[others.index].max():.1f} % at most in round 3 and {others.max():.1f} % in "
-                f"{last.rpartition(', ')[2]}",
+                f"no other has in {last.rpartition(', ')[2]} ({others.max():.1f} %) what full has in round 3",
                 bool(others.max() < third[FULL].max()),
             ),
         ],
@@ -53,7 +52,8 @@ def laplace_online(part: Part) -> Finding:
             online, offline = final[f"{form} online"], final[f"{form} offline"]
             held.append((f"{form}: final {metric} {online:.1f} % online, {offline:.1f} % offline", online > offline))
         online, offline = (table["falls of GA (points)"][f"{form} {how}"] for how in ("online", "offline"))
-        held.append((f"{form}: GA falls by {online:.1f} points in all online, {offline:.1f} offline", online < offline))
+        text = f"{form}: falls of GA add up to {online:.1f} points online, {offline:.1f} offline"
+        held.append((text, bool(online <= offline)))
     return Finding(table.reset_index(), held)
 
 
@@ -88,6 +88,7 @@ def diagonal_keeps_differences(part: Part) -> Finding:
 def tracks(part: Part, accuracy: str, error: str) -> Finding:
     """An accuracy falls as its error grows, over all runs and for each alpha."""
     points = error_points(part.runs, error)
+    points = points.loc[points[error] > 0]  # the reference itself is no evidence
     groups: dict[str, pd.DataFrame] = {"all": points}
     groups |= {f"{alpha:g}": mine for alpha, mine in points.groupby("data.alpha")}
     rows, held = [], []

@@ -200,7 +200,9 @@ def _lines(rounds: pd.DataFrame, by: str | None, metric: str) -> tuple[list[Line
         for key in (*keys, *settings):
             same = mine[key].isna() if row[key] is None or row[key] != row[key] else mine[key].eq(row[key])
             mine = mine.loc[same]
-        loose = mine.loc[~mine["run_id"].isin(row["run_ids"]), "run_id"].iloc[:MAX_LOOSE]
+        # A seed that ended more than once counts once; what is left of it is no loose end.
+        is_loose = ~mine["run_id"].isin(row["run_ids"]) & ~mine["ended"]
+        loose = mine.loc[is_loose, "run_id"].iloc[:MAX_LOOSE]
         lines.append(
             Line(
                 row["case"],

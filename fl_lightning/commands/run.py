@@ -34,7 +34,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"fl-lightning: {result.message}; rounds before it are saved in {result.folder}", file=sys.stderr)
     elif not options.quiet and not options.json:
         final = result.final
-        print(f"{_label(config)}: GA {final['GA']:.2%}, LA {final['LA']:.2%} after round {len(result.history)}")
+        errors = "".join(f", {name} {final[name]:.3g}" for name in ("AE", "LF") if name in final)
+        print(f"{_label(config)}: GA {final['GA']:.2%}, LA {final['LA']:.2%}{errors} after round {len(result.history)}")
         if result.reused:
             print("this run had finished before and was not computed again; --fresh does that")
         print(f"files    {result.folder}")

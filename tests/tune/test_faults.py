@@ -78,6 +78,7 @@ def test_an_interrupted_and_a_killed_driver_lose_nothing(out, study, drive, tmp_
     assert os.listdir(interrupted.temporary) == []
     (parent,) = [run for run in tracked(out)[1] if run.data.tags.get("kind") == "sweep"]
     assert parent.info.status == "KILLED"
+    assert not [run for run in tracked(out)[1] if run.info.status == "RUNNING"]
     first = known_rounds(configs, out)
     assert 0 < len(first) < len(configs)
 
