@@ -200,8 +200,8 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "against_seconds",
         "GA over seconds",
-        "Time of training and aggregation on the machine that ran them, which may have been busy; the first round after "
-        "a start also loads code and data.",
+        "Time of training and aggregation on the machine that ran them, which may have been busy; the first round "
+        "after a start also loads code and data.",
         lambda m: m.lasts,
         lambda m: figures.against_seconds(m.rounds),
     ),

@@ -30,7 +30,7 @@ from analysis.statistics import MIN_FOR_INTERVAL
 # Inches: one column of a two-column paper.
 COLUMN = 3.5
 # Characters of a label that fit into it.
-LEGEND_WIDTH = 52
+LEGEND_WIDTH = 62
 DASHES = ("solid", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (9, 3)))
 MARKERS = "osD^vP*Xph<>"
 
