@@ -10,11 +10,13 @@ from analysis.parts import Part
 Verdict = Literal["confirmed", "partly confirmed", "not confirmed"]
 # What counts as the same GA, in points.
 SAME = 1.0
+# The paper speaks of curves that vary "after a few rounds".
+A_FEW = 3
 
 
-def falls(rounds: pd.DataFrame) -> "pd.Series[float]":
-    """How far GA falls between rounds, added up over each run, in points."""
-    ordered = rounds.sort_values(["run_id", "round"])
+def falls(rounds: pd.DataFrame, after: int = 0) -> "pd.Series[float]":
+    """How far GA falls from round to round, added up over each run, in points; only after some rounds."""
+    ordered = rounds.loc[rounds["round"] >= after].sort_values(["run_id", "round"])
     return ordered.groupby("run_id")["GA"].apply(lambda ga: 100 * (-ga.diff()).clip(lower=0).sum())
 
 

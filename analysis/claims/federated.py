@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import contests, tables
-from analysis.claims.claim import SAME, Finding, falls
+from analysis.claims.claim import A_FEW, SAME, Finding, falls
 from analysis.parts import Part
 from analysis.statistics import mean_interval
 
@@ -122,18 +122,24 @@ def ga_and_la(part: Part) -> Finding:
 
 
 def steadiness(part: Part) -> Finding:
-    """How far GA falls between rounds, added up over a run: online and offline."""
-    runs = part.runs.assign(falls=part.runs["run_id"].map(falls(part.rounds)))
+    """How far GA falls from round to round after the first few: online and offline."""
+    runs = part.runs.assign(
+        falls=part.runs["run_id"].map(falls(part.rounds)),
+        late_falls=part.runs["run_id"].map(falls(part.rounds, A_FEW)),
+    )
     keys = contests.conditions(runs)
     rows, held = [], []
     for condition in contests.groups(runs, keys):
         where = {contests.symbol(key): condition[key].iloc[0] for key in keys}
-        means = {}
+        late = {}
         for case, mine in condition.groupby("case", sort=False):
             ended = mine.loc[mine["ended"]]
-            fall, ga = (mean_interval(values) for values in (ended["falls"], 100 * ended["GA"]))
-            means[str(case)] = fall.mean
-            columns = {"falls of GA (points)": fall, "final GA (%)": ga}
+            columns = {
+                "falls of GA (points)": mean_interval(ended["falls"]),
+                f"after round {A_FEW} (points)": mean_interval(ended["late_falls"]),
+                "final GA (%)": mean_interval(100 * ended["GA"]),
+            }
+            late[str(case)] = columns[f"after round {A_FEW} (points)"].mean
             ends = {
                 f"{name}{end}": getattr(value, field)
                 for name, value in columns.items()
@@ -141,9 +147,9 @@ def steadiness(part: Part) -> Finding:
             }
             diverged = int(mine["status"].eq("diverged").sum())
             rows.append({**where, "case": case, **ends, "n": len(ended), "diverged seeds": diverged})
-        online, offline = _pair(means)
+        online, offline = _pair(late)
         place = "".join(f"{key} = {contests.shown(value)}: " for key, value in where.items())
-        text = f"{place}falls of GA add up to {online:.1f} points online, {offline:.1f} offline"
+        text = f"{place}after round {A_FEW} falls of GA add up to {online:.1f} points online, {offline:.1f} offline"
         held.append((text, online <= offline))
     return Finding(pd.DataFrame(rows), held)
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis.claims.claim import SAME, Finding, falls
+from analysis.claims.claim import A_FEW, SAME, Finding, falls
 from analysis.figures.correlation import error_points
 from analysis.parts import Part
 from analysis.statistics import MIN_FOR_CORRELATION, correlation
@@ -44,15 +44,16 @@ def full_is_best(part: Part) -> Finding:
 def laplace_online(part: Part) -> Finding:
     """Online curvature ends better than offline, and gets there more steadily, for every form."""
     table = _by_round(part, "GA", 100).join(_by_round(part, "LA", 100))
-    table["falls of GA (points)"] = falls(part.rounds).groupby(part.runs.set_index("run_id")["case"]).mean()
+    late = f"falls of GA after round {A_FEW} (points)"
+    table[late] = falls(part.rounds, A_FEW).groupby(part.runs.set_index("run_id")["case"]).mean()
     held = []
     for form in ("full", "e-full", "diagonal"):
         for metric in ("GA", "LA"):
             final = table[[name for name in table if str(name).startswith(f"{metric} ")]].iloc[:, -1]
             online, offline = final[f"{form} online"], final[f"{form} offline"]
             held.append((f"{form}: final {metric} {online:.1f} % online, {offline:.1f} % offline", online > offline))
-        online, offline = (table["falls of GA (points)"][f"{form} {how}"] for how in ("online", "offline"))
-        text = f"{form}: falls of GA add up to {online:.1f} points online, {offline:.1f} offline"
+        online, offline = (table[late][f"{form} {how}"] for how in ("online", "offline"))
+        text = f"{form}: after round {A_FEW} falls of GA add up to {online:.1f} points online, {offline:.1f} offline"
         held.append((text, bool(online <= offline)))
     return Finding(table.reset_index(), held)
 
