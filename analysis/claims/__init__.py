@@ -9,6 +9,7 @@ true or not; confirmed is a claim whose parts are all true, partly confirmed one
 on purpose: how sure the means are is in the tables.
 """
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 import pandas as pd
@@ -184,7 +185,7 @@ def markdown(one: Checked) -> str:
         [
             f"### {one.claim.title}",
             "",
-            f"The paper: {one.claim.paper}",
+            textwrap.fill(f"The paper: {one.claim.paper}", 120),
             "",
             render([{str(k): str(v) for k, v in row.items()} for row in rows], markdown=True),
             "",
