@@ -91,7 +91,7 @@ def convergence(part: Part) -> Finding:
         best = others.sort_values("GA (%)").iloc[-1]
         difference = fola["GA (%)"] - best["GA (%)"]
         held.append(
-            (f"{where}final GA {difference:+.1f} points above the best other method ({best['case']})", difference > 0)
+            (f"{where}final GA {difference:+.1f} points against the best other method ({best['case']})", difference > 0)
         )
     return Finding(table, held)
 

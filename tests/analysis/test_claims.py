@@ -52,7 +52,7 @@ def test_faster_and_higher():
     rounds = rounds_table(cases=("FedAvg", "FOLA", "SCAFFOLD"), seeds=20, rounds=15)
     found = federated.convergence(part_of(rounds))
     assert found.verdict == "confirmed"
-    assert found.held[-1][0].endswith("points above the best other method (FedAvg)")
+    assert found.held[-1][0].endswith("points against the best other method (FedAvg)")
     assert federated.convergence(part_of(swapped(rounds))).verdict == "not confirmed"
 
 
