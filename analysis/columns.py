@@ -105,5 +105,6 @@ def _default(method: str, option: str) -> Any:
 
 def narrow(table: pd.DataFrame, name: str, value: Any) -> pd.DataFrame:
     values = list(value) if isinstance(value, list | set | frozenset) else [value]
-    chosen = column(table, name).map(lambda found: any(found == hashable(one) for one in values))
-    return table.loc[chosen.astype(bool)]
+    found = column(table, name)
+    chosen = found.map(lambda value: any(value == hashable(one) for one in values)).astype(bool)
+    return table.loc[chosen | found.isna() if None in values else chosen]

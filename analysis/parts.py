@@ -7,7 +7,7 @@ from functools import cached_property
 import pandas as pd
 
 from analysis import arrays
-from analysis.runs import REFERENCE, NoRuns, Place, Runs, Sweep, unfinished
+from analysis.runs import REFERENCE, NoRuns, Place, Runs, Sweep
 
 WITHOUT = "runs without a study"
 
@@ -104,18 +104,12 @@ def _of_study(runs: Runs, study: str, scale: str | None) -> Iterator[Part]:
 
 
 def _without_study(runs: Runs) -> Iterator[Part]:
-    alone = set(runs.table.loc[runs.table["study"].isna(), "run_id"])
-    if alone:
-        table = runs.load()
-        kept = table.loc[table["run_id"].isin(alone)]
-        # Accuracies on different data, or of different models, do not belong into one picture.
-        problems = list(kept.groupby(["data", "model"], sort=False, dropna=False))
-        for (data, model), mine in problems:
-            mine = mine.reset_index(drop=True)
-            repeated = [remark for remark in table.attrs["remarks"] if "--fresh" in remark]
-            mine.attrs["remarks"] = [*repeated, *unfinished(mine)]
-            title = f"{WITHOUT}: {data}, {model}" if len(problems) > 1 else WITHOUT
-            yield _part(runs, title, "", "", mine)
+    alone = runs.table.loc[runs.table["study"].isna()]
+    # Accuracies on different data, or of different models, do not belong into one picture.
+    problems = list(alone[["data", "model"]].drop_duplicates().itertuples(index=False))
+    for data, model in problems:
+        title = f"{WITHOUT}: {data}, {model}" if len(problems) > 1 else WITHOUT
+        yield _part(runs, title, "", "", runs.load(where={"study": None, "data": data, "model": model}))
 
 
 def _part(store: Runs, title: str, study: str, scale: str, table: pd.DataFrame) -> Part:

@@ -217,13 +217,25 @@ CATALOGUE: tuple[Entry, ...] = (
 Watch = Callable[[str], None]
 
 
+class Written(NamedTuple):
+    """A report.
+
+    Attributes:
+        page: The HTML page.
+        findings: Its summaries, one sentence each.
+    """
+
+    page: Path
+    findings: list[str]
+
+
 def write(
     out: Path,
     store: str | Path | None = None,
     study: str | None = None,
     scale: str | None = None,
     watch: Watch = lambda _: None,
-) -> Path:
+) -> Written:
     """Write the report.
 
     Args:
@@ -232,9 +244,6 @@ def write(
         study: Only this study; without one all that the store has.
         scale: Of the study.
         watch: Told what is being drawn.
-
-    Returns:
-        The page.
 
     Raises:
         UserError: If there is nothing to report, or the folder cannot be written.
@@ -263,7 +272,7 @@ def write(
         text = "\n\n".join(map(claims.markdown, checked))
         write_atomically(out / "claims.md", f"# The paper's claims\n\n{text}\n".encode())
     write_atomically(path, page.render(sections, checked, _background(out), place, date).encode())
-    return path
+    return Written(path, [sentence for section in sections for sentence in section.summary])
 
 
 def _section(part: Part, place: str) -> Section:

@@ -26,11 +26,11 @@ import yaml
 from analysis.columns import DISPLAY, cases_of, narrow, no_such, pivot, status_of, typed
 from analysis.store import Content, Store, open_store
 from fl_lightning.errors import UserError, unknown
+from fl_lightning.track import PARENT_TAG
 
 Place = str | Path | None
 KEY_COLUMNS = ("run_id", "case", "method", "data", "model", "seed", "partition", "status", "ended", "diverged")
 STUDY_PREFIX = "study."
-PARENT = "mlflow.parentRunId"
 # What tune calls the runs that others of a study are measured against.
 REFERENCE = "reference"
 
@@ -70,7 +70,7 @@ def load(
     Args:
         store: Folder of runs, database file or MLflow URI; without it MLFLOW_TRACKING_URI, else the folder `runs`.
         study: Only runs of this study.
-        where: Only runs with these values of columns; a list allows several.
+        where: Only runs with these values of columns; a list allows several, None means no value.
         tags: Only runs with these MLflow tags.
         scale: Of the study; needed if the store has several of it.
         absent: What to do if no run is left: `error`, or `empty` for an empty table whose remarks say why.
@@ -209,7 +209,7 @@ class Runs:
         if repeated.any():
             remarks.append(f"{repeated.sum()} runs were repeated with --fresh; only the newest of each counts")
         table = table.loc[~repeated].reset_index(drop=True)
-        remarks += unfinished(table)
+        remarks += _unfinished(table)
         table.attrs["remarks"] = remarks
         if study is not None and (sweep := self.sweep(study, str(table["scale"].iloc[0]))):
             table.attrs["conditions"] = list(sweep.content.get("environments") or ())
@@ -272,7 +272,7 @@ class Runs:
         latest = sweeps[-1].cases if sweeps else {}
         outdated = cases.keys() - latest.keys() if latest else set()
         if latest:  # what an earlier sweep had begun and never listed
-            begun = self._tags.index[self._tags[PARENT].isin([sweep.run_id for sweep in sweeps[:-1]])]
+            begun = self._tags.index[self._tags[PARENT_TAG].isin([sweep.run_id for sweep in sweeps[:-1]])]
             outdated |= set(begun) - latest.keys() - self._references
         table = table.loc[~table["run_id"].isin(outdated)]
         chosen = table.loc[table["run_id"].isin(tagged) | table["run_id"].isin(cases)].copy()
@@ -308,7 +308,7 @@ def _nothing_left(study: str | None, where: Mapping[str, Any] | None, tags: Mapp
     return f"no run{of_study} has {' and '.join(conditions)}; ask for less" if conditions else f"no run{of_study} yet"
 
 
-def unfinished(table: pd.DataFrame) -> list[str]:
+def _unfinished(table: pd.DataFrame) -> list[str]:
     """What a reader must know about runs that are no results."""
     counts = table["status"].value_counts()
     meaning = {

@@ -51,7 +51,7 @@ def accuracy_and_rounds(
         line = {contests.symbol(key): row[key] for key in keys}
         line |= {"case": row["case"], "setting": contests.in_words({key: row[key] for key in tuned})}
         for metric in ("GA", "LA"):
-            line |= _columns(f"{metric} (%)", mean_interval(100 * mine[metric].to_numpy()))
+            line |= columns(f"{metric} (%)", mean_interval(100 * mine[metric].to_numpy()))
         for threshold in thresholds:
             first = curves.loc[curves["GA"].ge(threshold)].groupby("run_id")["round"].min()
             line[f"rounds to {threshold:.0%}"] = first.mean() if len(first) else np.nan
@@ -71,7 +71,7 @@ def best_settings(runs: pd.DataFrame, metric: str = "GA") -> pd.DataFrame:
             **{contests.symbol(key): row[key] for key in contests.conditions(runs)},
             "case": row["case"],
             **{contests.symbol(key): row[key] for key in tuned},
-            **_columns(name, _percent(Interval(row["mean"], row["low"], row["high"], row["n"]))),
+            **columns(name, _percent(Interval(row["mean"], row["low"], row["high"], row["n"]))),
             "n": row["n"],
             "diverged seeds": row["diverged_seeds"],
             "settings tried": row["tried"],
@@ -149,7 +149,7 @@ def _by_case(runs: pd.DataFrame, x: "pd.Series[float]", y: "pd.Series[float]") -
     groups = {str(case): mine.index for case, mine in runs.groupby("case", sort=False)}
     enough = {case: index for case, index in groups.items() if len(index) >= MIN_FOR_CORRELATION and len(groups) > 1}
     enough["all" if len(groups) > 1 else next(iter(groups))] = runs.index
-    return [{"case": case, **_correlated(correlation(x.loc[index], y.loc[index]))} for case, index in enough.items()]
+    return [{"case": case, **correlated(correlation(x.loc[index], y.loc[index]))} for case, index in enough.items()]
 
 
 def costs(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
@@ -240,7 +240,8 @@ def save(table: pd.DataFrame, stem: Path, caption: str = "") -> list[Path]:
     return paths
 
 
-def _columns(name: str, interval: Interval) -> dict[str, float]:
+def columns(name: str, interval: Interval) -> dict[str, float]:
+    """A number and the ends of its interval, as all tables have them."""
     return {name: interval.mean, f"{name} low": interval.low, f"{name} high": interval.high}
 
 
@@ -276,7 +277,7 @@ def _compared(group: pd.DataFrame) -> dict[str, Any]:
         "n": found.n,
         "ahead": found.ahead,
         "ties": found.ties,
-        **_columns("difference (points)", found.difference),
+        **columns("difference (points)", found.difference),
         "p": found.p if found.p is not None else np.nan,
         "effect": found.effect if found.effect is not None else np.nan,
         "remark": remark,
@@ -290,12 +291,13 @@ def _holm(p: "pd.Series[float]") -> "pd.Series[float]":
     return steps.cummax().clip(upper=1).reindex(p.index)
 
 
-def _correlated(found: Correlation) -> dict[str, Any]:
+def correlated(found: Correlation) -> dict[str, Any]:
+    """Both correlations and their intervals, with the number of points."""
     nothing = Interval(np.nan, np.nan, np.nan, found.n)
     return {
         "n": found.n,
-        **_columns("Pearson r", found.pearson or nothing),
-        **_columns("Spearman ρ", found.spearman or nothing),
+        **columns("Pearson r", found.pearson or nothing),
+        **columns("Spearman ρ", found.spearman or nothing),
         "remark": found.remark,
     }
 
@@ -333,6 +335,8 @@ __all__ = [
     "NOTE",
     "accuracy_and_rounds",
     "best_settings",
+    "columns",
+    "correlated",
     "correlations",
     "costs",
     "html",

@@ -38,18 +38,15 @@ def _what_there_is(runs: pd.DataFrame) -> str:
     keys, tuned = contests.conditions(runs), contests.tuned(runs)
     number = len(list(contests.groups(runs, keys)))
     seeds = runs["seed"].nunique()
-    problem = " and ".join(dict.fromkeys(f"{row['data']} ({row['model']})" for _, row in _problems(runs).iterrows()))
+    # A study may use other data at another scale than its name says.
+    learnt = runs[["data", "model"]].drop_duplicates().itertuples(index=False)
+    problem = " and ".join(f"{data} ({model})" for data, model in learnt)
     text = f"{_count(len(runs), 'run')} of {', '.join(cases)} on {problem}: {_count(seeds, 'seed')}"
     if keys:
         text += f", {_count(number, 'combination')} of {' and '.join(map(contests.symbol, keys))}"
     if tuned:
         text += f"; tuned: {', '.join(map(contests.symbol, tuned))}"
     return f"{text}."
-
-
-def _problems(runs: pd.DataFrame) -> pd.DataFrame:
-    """What was learnt, by what: a study may use other data at another scale than its name says."""
-    return runs[["data", "model"]].drop_duplicates()
 
 
 def _comparisons(runs: pd.DataFrame) -> list[str]:

@@ -24,6 +24,8 @@ from fl_lightning.federate import Snapshot
 from fl_lightning.probes import Measurement
 
 FORMAT = "fl_lightning checkpoint 1"
+# Written when a run has ended, by `fl_lightning.files`.
+SETTINGS = "config.yaml"
 CURRENT, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 
 
@@ -136,7 +138,7 @@ def identity_of(folder: Path) -> str:
 def _existing(folder: Path) -> Path:
     path = folder / CURRENT
     if not path.exists():
-        if (settings := folder / "config.yaml").exists():  # finished, by a sweep
+        if (settings := folder / SETTINGS).exists():  # finished, by a sweep
             raise UserError(
                 f"the run in {folder} has ended without keeping its checkpoint, as sweeps do; give their study "
                 f"keep_checkpoints: true, or compute it again: fl-lightning run --config {settings} --fresh"

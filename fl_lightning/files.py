@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 from torch import Tensor
 
-from fl_lightning.checkpoint import write_atomically
+from fl_lightning.checkpoint import SETTINGS, write_atomically
 from fl_lightning.config import RunConfig
 from fl_lightning.probes import Measurement
 
@@ -27,7 +27,7 @@ def write(
         The files.
     """
     title = f"{config.names['method']} on {config.names['data']}"
-    files = [folder / "config.yaml"]
+    files = [folder / SETTINGS]
     write_atomically(files[0], config.yaml().encode())
     for name, table in (("rounds", rounds_table(history)), ("clients", clients_table(history))):
         files.append(folder / f"{name}.parquet")

@@ -155,9 +155,11 @@ def check(parts: Iterable[Part]) -> Iterator[Checked]:
         for part in known:
             if part.study == claim.study:
                 try:
-                    yield Checked(claim, part, claim.check(part))
-                except (KeyError, IndexError, UserError):  # a changed study that lacks a case or condition of the claim
+                    finding = claim.check(part)
+                except (LookupError, UserError):  # a changed study that lacks a case or condition of the claim
                     continue
+                if finding.held:
+                    yield Checked(claim, part, finding)
 
 
 def overview(checked: Sequence[Checked]) -> pd.DataFrame:

@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 
     Attributes:
         table: The numbers.
-        held: For every part of the claim, in words with its numbers, whether it held.
+        held: For every part of the claim, in words with its numbers, whether it held; empty if nothing can be said.
     """
 
     table: pd.DataFrame

@@ -134,24 +134,23 @@ def steadiness(part: Part) -> Finding:
         late = {}
         for case, mine in condition.groupby("case", sort=False):
             ended = mine.loc[mine["ended"]]
-            columns = {
-                "falls of GA (points)": mean_interval(ended["falls"]),
-                f"after round {A_FEW} (points)": mean_interval(ended["late_falls"]),
-                "final GA (%)": mean_interval(100 * ended["GA"]),
-            }
-            late[str(case)] = columns[f"after round {A_FEW} (points)"].mean
-            ends = {
-                f"{name}{end}": getattr(value, field)
-                for name, value in columns.items()
-                for end, field in (("", "mean"), (" low", "low"), (" high", "high"))
-            }
-            diverged = int(mine["status"].eq("diverged").sum())
-            rows.append({**where, "case": case, **ends, "n": len(ended), "diverged seeds": diverged})
+            late[str(case)] = float(ended["late_falls"].mean())
+            rows.append(
+                {
+                    **where,
+                    "case": case,
+                    **tables.columns("falls of GA (points)", mean_interval(ended["falls"])),
+                    **tables.columns(f"after round {A_FEW} (points)", mean_interval(ended["late_falls"])),
+                    **tables.columns("final GA (%)", mean_interval(100 * ended["GA"])),
+                    "n": len(ended),
+                    "diverged seeds": int(mine["status"].eq("diverged").sum()),
+                }
+            )
         online, offline = _pair(late)
         place = "".join(f"{key} = {contests.shown(value)}: " for key, value in where.items())
         text = f"{place}after round {A_FEW} falls of GA add up to {online:.1f} points online, {offline:.1f} offline"
-        held.append((text, online <= offline))
-    return Finding(pd.DataFrame(rows), held)
+        held.append((text, online < offline))
+    return Finding(pd.DataFrame(rows), held if part.rounds["round"].max() > A_FEW else [])
 
 
 def prior_and_product(part: Part) -> Finding:
@@ -161,21 +160,21 @@ def prior_and_product(part: Part) -> Finding:
     for (case, strength), mine in runs.groupby(["case", "method.strength"], sort=False):
         line: dict[str, Any] = {"aggregation": case, "λ": strength, "n": len(mine)}
         for metric in ("GA", "LA"):
-            interval = mean_interval(100 * mine[metric].to_numpy())
-            line |= {f"{metric} (%)": interval.mean, f"{metric} (%) low": interval.low}
-            line |= {f"{metric} (%) high": interval.high}
+            line |= tables.columns(f"{metric} (%)", mean_interval(100 * mine[metric].to_numpy()))
         rows.append(line)
     table = pd.DataFrame(rows)
-    means = {(str(row["aggregation"]), float(row["λ"])): float(row["GA (%)"]) for row in rows}
-    both = max((value, key) for key, value in means.items() if key[0] == "product" and key[1] > 0)
-    product = means["product", 0.0]
-    prior = max((value, key) for key, value in means.items() if key[0] == "average" and key[1] > 0)
-    text = f"product with prior (λ = {both[1][1]:g}) {both[0]:.1f} % GA"
+    with_prior = table.loc[table["λ"] > 0].sort_values("GA (%)").groupby("aggregation").tail(1).set_index("aggregation")
+    both, prior = with_prior.loc["product"], with_prior.loc["average"]
+    product = table.loc[table["λ"].eq(0)].set_index("aggregation").loc["product"]
+    text = f"product with prior (λ = {both['λ']:g}) {both['GA (%)']:.1f} % GA"
     return Finding(
         table,
         [
-            (f"{text}, product alone {product:.1f} %", both[0] > product),
-            (f"{text}, prior alone (λ = {prior[1][1]:g}) {prior[0]:.1f} %", both[0] > prior[0]),
+            (f"{text}, product alone {product['GA (%)']:.1f} %", bool(both["GA (%)"] > product["GA (%)"])),
+            (
+                f"{text}, prior alone (λ = {prior['λ']:g}) {prior['GA (%)']:.1f} %",
+                bool(both["GA (%)"] > prior["GA (%)"]),
+            ),
         ],
     )
 
@@ -190,9 +189,9 @@ def _arrival(row: "pd.Series[float]", level: str) -> str:
 
 def _pair(means: Mapping[str, float]) -> tuple[float, float]:
     """FOLA online and offline, whatever a study calls them."""
-    offline = next(value for case, value in means.items() if OFFLINE in case)
-    online = next(value for case, value in means.items() if case.startswith("FOLA") and OFFLINE not in case)
-    return online, offline
+    offline = [value for case, value in means.items() if OFFLINE in case]
+    online = [value for case, value in means.items() if case.startswith("FOLA") and OFFLINE not in case]
+    return online[0], offline[0]
 
 
 def _mostly(steps: Sequence[bool]) -> bool:

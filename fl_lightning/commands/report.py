@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
 
     start = time.monotonic()
     with tqdm(bar_format="{desc}", leave=False, disable=options.quiet or None, file=sys.stderr) as line:
-        path = report.write(options.out, options.runs, options.study, options.scale, line.set_description_str)
+        path, _ = report.write(options.out, options.runs, options.study, options.scale, line.set_description_str)
     print(f"report   {path} ({path.stat().st_size / 1e6:.1f} MB, {time.monotonic() - start:.0f} s)")
     print(f"figures  {options.out / 'figures'} (SVG, PDF, PNG)")
     print(f"tables   {options.out / 'tables'} (CSV, LaTeX)")

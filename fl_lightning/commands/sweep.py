@@ -18,6 +18,7 @@ from fl_lightning.errors import require
 from fl_lightning.flags import CommandParser
 
 if TYPE_CHECKING:
+    from analysis.report import Written
     from tune.study import Study
     from tune.sweep import Options, Outcome, Status
 
@@ -174,7 +175,7 @@ class ProgressLine:
 
 def _counted(study: "Study", outcome: "Outcome") -> str:
     """How many runs there are, of which kinds, and how many of them are new."""
-    from tune.grid import reference_cells
+    from tune.grid import environments
 
     ended = sum(len(cell.runs) for cell in outcome.cells)
     early = sum(len(cell.cell.seeds) for cell in outcome.cells) - ended - len(outcome.failures)
@@ -182,24 +183,20 @@ def _counted(study: "Study", outcome: "Outcome") -> str:
     if study.search.scheduler != "none" and early > 0:
         kinds.append(f"{early} that the search stopped early")
     if study.reference is not None:
-        kinds.append(f"{sum(len(cell.seeds) for cell in reference_cells(study))} references")
+        kinds.append(f"{len(environments(study)) * len(study.seeds)} references")
     return f"{' and '.join(kinds)}, {outcome.computed} of them computed now"
 
 
-def _report(study: "Study", how: "Options", outcome: "Outcome") -> tuple[Path, list[str]]:
-    """Figures, tables and findings of the study, also as artifacts of the sweep; the page, and the findings."""
-    from analysis import report, words
-    from analysis.parts import parts
+def _report(study: "Study", how: "Options", outcome: "Outcome") -> "Written":
+    """Figures, tables and findings of the study, also as artifacts of the sweep."""
+    from analysis import report
     from tune.record import open_sweep
 
-    path = report.write(outcome.folder / "report", str(how.out), study.name, study.scale or None)
+    written = report.write(outcome.folder / "report", str(how.out), study.name, study.scale or None)
     parent = open_sweep(study, how.out, outcome.folder)
     parent.store([outcome.folder / "report"])
     parent.finish()
-    findings = [
-        words.summary(p.runs, p.rounds, p.thresholds) for p in parts(str(how.out), study.name, study.scale or None)
-    ]
-    return path, [sentence for part in findings for sentence in part]
+    return written
 
 
 def _draw(outcome: "Outcome", path: Path) -> Path:

@@ -1,6 +1,7 @@
 """The paper's claims: every one can be checked, and a false one is not confirmed."""
 
 import itertools
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -82,6 +83,14 @@ def test_falls_are_added_up():
     assert table["FOLA offline"] == pytest.approx(3 * 5)  # from 0.2 to 0.15, and so on, in rounds 3, 6 and 9
 
 
+def test_nothing_is_said_about_rounds_that_are_not_there():
+    rounds = pd.concat([rounds_table(cases=("FOLA",), rounds=3), rounds_table(cases=("FedAvg",), rounds=3)])
+    rounds["case"] = rounds["case"].replace({"FedAvg": "FOLA offline"})
+    part = part_of(rounds, "mnist_curves")
+    assert federated.steadiness(part).held == []
+    assert "online_mnist" not in {one.claim.key for one in claims.check([part])}
+
+
 def test_prior_and_product():
     accuracies = {("product", 10.0): 0.6, ("product", 0.0): 0.5, ("average", 10.0): 0.55, ("average", 0.0): 0.4}
     rows = [
@@ -115,6 +124,17 @@ def test_every_claim_can_be_checked_on_the_smoke_studies(smoke_store):
     overview = claims.overview(checked)
     assert list(overview) == ["claim", "runs", "verdict"]
     assert len(overview) == len(checked)
+
+
+def test_a_study_that_lacks_any_of_its_cases_or_strengths_breaks_nothing(smoke_store):
+    for part in parts(smoke_store):
+        for case in part.runs["case"].unique():
+            others = part.only(*(other for other in part.runs["case"].unique() if other != case))
+            assert all(one.finding.held for one in claims.check([others]))
+    (part,) = parts(smoke_store, "ablation_prior")
+    for strength in (0, 100):
+        pinned = replace(part, runs=part.runs.loc[part.runs["method.strength"].eq(strength)])
+        assert list(claims.check([pinned])) == []
 
 
 def test_a_study_without_the_cases_of_a_claim_is_passed_over():
