@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from analysis.runs import Runs
 from fl_lightning.errors import UserError
 
-# The file of `fl_lightning.ridge_probe`.
+# The file of `fl_lightning.probes.ridge`.
 PROBES = "laplace.npz"
 
 

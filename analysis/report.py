@@ -18,8 +18,8 @@ from analysis.parts import Part, parts
 from analysis.runs import NoRuns
 from analysis.statistics import MIN_FOR_CORRELATION
 from analysis.style import Picture
-from fl_lightning.checkpoint import write_atomically
 from fl_lightning.errors import UserError
+from fl_lightning.system.atomic import write_atomically
 
 # Ids of runs that are printed below a figure; all of them are in runs.csv.
 MOST_IDS = 12

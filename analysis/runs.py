@@ -26,7 +26,7 @@ import yaml
 from analysis.columns import DISPLAY, cases_of, narrow, no_such, pivot, status_of, typed
 from analysis.store import Content, Store, open_store
 from fl_lightning.errors import UserError, unknown
-from fl_lightning.track import PARENT_TAG
+from fl_lightning.runs.track import PARENT_TAG
 
 Place = str | Path | None
 KEY_COLUMNS = ("run_id", "case", "method", "data", "model", "seed", "partition", "status", "ended", "diverged")

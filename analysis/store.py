@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlparse
 import pandas as pd
 
 from fl_lightning.errors import UserError, require
-from fl_lightning.track import EXPERIMENT, check_reachable
+from fl_lightning.runs.track import EXPERIMENT, check_reachable
 
 # What a query needs; MLflow has had these since its version 1.
 TABLES = {

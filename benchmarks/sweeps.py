@@ -15,9 +15,9 @@ from fl_lightning import experiment
 from fl_lightning.config import RunConfig, configure
 from fl_lightning.experiment import Keeping
 from fl_lightning.federate import federate
-from fl_lightning.first_round import share_first_round
-from fl_lightning.probes import measure
+from fl_lightning.probes.accuracy import measure
 from tune.estimate import forecast
+from tune.first_round import share_first_round
 from tune.grid import cells
 from tune.packing import units
 from tune.study import Study

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from fl_lightning import streams
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.engine import Engine
-from fl_lightning.federate import Federation, RoundRecord, federate
+from fl_lightning.federate import federate
+from fl_lightning.federation import Federation
 from fl_lightning.method import Method
 from fl_lightning.models.cnn import Cnn
 from fl_lightning.models.mlp import Mlp
 from fl_lightning.models.softmax import Softmax
+from fl_lightning.record import RoundRecord
 from fl_lightning.task import Task
 from fl_lightning.training import Training
 

@@ -1,6 +1,6 @@
 """Federated learning on heterogeneous data: FOLA and its rivals on PyTorch Lightning, Ray Tune and MLflow."""
 
-from fl_lightning import compatibility
+from fl_lightning.system import compatibility
 
 # Before anything else imports Lightning, torchvision or MLflow.
 compatibility.silence_telemetry()
@@ -14,10 +14,12 @@ from fl_lightning.engines.functional import Functional  # noqa: E402
 from fl_lightning.engines.lightning import Lightning  # noqa: E402
 from fl_lightning.errors import Diverged, UserError  # noqa: E402
 from fl_lightning.experiment import run  # noqa: E402
-from fl_lightning.federate import Federation, RoundRecord, federate  # noqa: E402
+from fl_lightning.federate import federate  # noqa: E402
+from fl_lightning.federation import Federation  # noqa: E402
 from fl_lightning.method import Method  # noqa: E402
-from fl_lightning.probes import measure, score  # noqa: E402
-from fl_lightning.run_folder import Result  # noqa: E402
+from fl_lightning.probes.accuracy import measure, score  # noqa: E402
+from fl_lightning.record import RoundRecord  # noqa: E402
+from fl_lightning.runs.folder import Result  # noqa: E402
 from fl_lightning.task import Task, Weights  # noqa: E402
 from fl_lightning.training import Training  # noqa: E402
 

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from fl_lightning import interrupts
 from fl_lightning.errors import UserError, unknown
+from fl_lightning.system import interrupts
 
 COMMANDS = {
     "run": "Run one experiment, or resume it.",

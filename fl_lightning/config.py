@@ -21,14 +21,15 @@ import yaml
 from docstring_parser import parse as parse_docstring
 from jsonargparse import ArgumentError, ArgumentParser
 
-from fl_lightning import checkpoint, discovery, streams
+from fl_lightning import discovery, streams
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.partition import Split
 from fl_lightning.engines.engine import Engine
 from fl_lightning.errors import UserError, require, unknown
-from fl_lightning.federate import Federation
+from fl_lightning.federation import Federation
 from fl_lightning.method import Method
-from fl_lightning.probe_settings import Probe
+from fl_lightning.probes.settings import Probe
+from fl_lightning.runs import checkpoint
 from fl_lightning.task import Task
 from fl_lightning.training import Training
 

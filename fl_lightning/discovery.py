@@ -26,19 +26,20 @@ from fl_lightning.method import Method
 PLUGINS = "FL_LIGHTNING_PLUGINS"
 PLUGIN_PACKAGE = "fl_lightning_plugins"
 
-KINDS: dict[str, tuple[str, type]] = {
-    "methods": ("method", Method),
-    "models": ("model", nn.Module),
-    "data": ("dataset", Source),
-    "engines": ("engine", Engine),
+# What a user calls it, the folder, the base class.
+KINDS: dict[str, tuple[str, str, type]] = {
+    "methods": ("method", "fl_lightning.methods", Method),
+    "models": ("model", "fl_lightning.models", nn.Module),
+    "data": ("dataset", "fl_lightning.data.sources", Source),
+    "engines": ("engine", "fl_lightning.engines", Engine),
 }
 
 
 @cache
 def discover(kind: str) -> dict[str, type[Any]]:
     """All classes of a kind by name, sorted."""
-    _, base = KINDS[kind]
-    package = importlib.import_module(f"fl_lightning.{kind}")
+    _, folder, base = KINDS[kind]
+    package = importlib.import_module(folder)
     found = {}
     for info in pkgutil.iter_modules(package.__path__):
         if (cls := _class_in(importlib.import_module(f"{package.__name__}.{info.name}"), base)) is not None:

@@ -12,26 +12,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning import checkpoint, probes, reference, ridge_probe
 from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
 from fl_lightning.data.partition import class_counts, content_hash, held_out, partition, subset_indices
 from fl_lightning.errors import Diverged, UserError
-from fl_lightning.federate import RoundRecord, Snapshot, federate
-from fl_lightning.probes import Measurement
-from fl_lightning.run_folder import (
-    ATTEMPT,
-    Result,
-    attempt_of,
-    clear,
-    finished,
-    folder_of,
-    locked,
-    write_result,
-)
+from fl_lightning.federate import federate
+from fl_lightning.probes import reference, ridge
+from fl_lightning.probes.accuracy import measure
+from fl_lightning.record import Measurement, RoundRecord, Snapshot
+from fl_lightning.runs import checkpoint
+from fl_lightning.runs.folder import ATTEMPT, Result, attempt_of, clear, finished, folder_of, locked, write_result
+from fl_lightning.runs.track import Tracker, store_uri
 from fl_lightning.task import Task
-from fl_lightning.track import Tracker, store_uri
 
 # A batch of metrics costs MLflow about the same for one round as for many.
 SEND_EVERY_SECONDS = 1.0
@@ -174,7 +167,7 @@ def check(config: RunConfig) -> None:
 
 def _probes(config: RunConfig, problem: Problem) -> reference.Reference | None:
     """Check what is to be measured beside the usual; the reference of AE and LF, if there is one."""
-    ridge_probe.check(config.probe, config.federation, [len(indices) for indices in problem.clients])
+    ridge.check(config.probe, config.federation, [len(indices) for indices in problem.clients])
     return reference.load(config.probe, problem.task, problem.dataset, problem.clients)
 
 
@@ -201,7 +194,7 @@ def _compute(
     problem: Problem | None,
     records: Iterator[RoundRecord] | None,
 ) -> Progress:
-    from fl_lightning import files  # pandas and matplotlib: only who runs waits for them
+    from fl_lightning.runs import files  # pandas and matplotlib: only who runs waits for them
 
     problem, identity = problem or build(config), config.identity  # own data are hashed for it, so only once
     task, folder = problem.task, folder_of(config, out)
@@ -224,9 +217,9 @@ def _compute(
         sent = time.monotonic()
         try:
             for record in records:
-                history.append(probes.measure(config.method, task, problem.dataset, record, posterior))
+                history.append(measure(config.method, task, problem.dataset, record, posterior))
                 if record.round in config.probe.ridge_rounds:
-                    ridge_probe.write(folder, ridge_probe.measure(config.method, task, problem.dataset, record))
+                    ridge.write(folder, ridge.measure(config.method, task, problem.dataset, record))
                 # First the checkpoint, then MLflow: a round that is lost between the two is sent again on resume.
                 if keeping.checkpoint or record.round < config.federation.rounds:
                     checkpoint.write(folder, identity, record.after, history)
@@ -243,7 +236,7 @@ def _compute(
         result = Result(status, message, tracker.run_id, folder, history, False, tracker.tags, tracker.uri)
         counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
         written = files.write(config, counts, history, folder, keeping.pictures)
-        tracker.artifacts([*written, *(path for path in [folder / ridge_probe.FILE] if path.exists())])
+        tracker.artifacts([*written, *(path for path in [folder / ridge.FILE] if path.exists())])
         tracker.tag("status", status)
         tracker.finish("FINISHED")
         write_result(result)
@@ -270,9 +263,9 @@ def _from_relatives(config: RunConfig, out: Path, start: Snapshot) -> checkpoint
     for number in sorted((int(number) for number in numbers if number.isdigit()), reverse=True):
         relative = replace(config, federation=replace(config.federation, rounds=number))
         with suppress(UserError):  # a damaged one is of no use here
-            arrays = ridge_probe.read(folder_of(relative, out))
+            arrays = ridge.read(folder_of(relative, out))
             if arrays:
-                ridge_probe.write(folder_of(config, out), arrays)
+                ridge.write(folder_of(config, out), arrays)
             if number < rounds and (saved := checkpoint.read(folder_of(relative, out), relative.identity, start)):
                 return saved
             if number > rounds and (result := finished(relative, out)) and len(result.history) >= rounds:

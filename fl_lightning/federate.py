@@ -1,124 +1,26 @@
 """The federated loop, as a generator: one record per round. Whoever consumes it measures, logs, saves and stops."""
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fl_lightning import streams
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.plan import ClientData, Plan
+from fl_lightning.data.plan import SERVER, ClientData, Plan
 from fl_lightning.engines.engine import Engine, Fit
 from fl_lightning.engines.functional import Functional
-from fl_lightning.errors import Diverged, require
-from fl_lightning.method import Cohort, Context, Local, Method, Server, with_round_lr
-from fl_lightning.params import Params, all_finite, count, weighted_sum
+from fl_lightning.errors import Diverged
+from fl_lightning.federation import Federation, check_participation, draw_cohort
+from fl_lightning.method import Cohort, Context, Method, Server, with_round_lr
+from fl_lightning.params import Params, all_finite, weighted_sum
+from fl_lightning.record import ClientResult, RoundRecord, Snapshot
 from fl_lightning.task import Task
 from fl_lightning.training import Training
 
-if TYPE_CHECKING:
-    from fl_lightning.probes import Score
-
 # Traffic is counted in float32, whatever the simulation computes in.
 BYTES_PER_NUMBER = 4
-# The id under which the server's own data go.
-SERVER = -1
-
-
-@dataclass(frozen=True)
-class Federation:
-    """How many rounds, and who takes part in them.
-
-    Attributes:
-        rounds: Communication rounds (R).
-        fraction: Share of the clients that takes part in a round (participation, C); at least one client does.
-        cohort: Number of clients per round, instead of the fraction.
-        straggler_fraction: Share of the cohort that manages only some of its epochs, 1 to E - 1 at random.
-        start: Folder of a saved run whose final model is where round 1 starts; null starts from new weights.
-        weighting: Clients count by their numbers of samples (p_n = m_n / sum m), or all the same.
-    """
-
-    rounds: int = 20
-    fraction: float = 1.0
-    cohort: int | None = None
-    straggler_fraction: float = 0.0
-    start: str | None = None
-    weighting: Literal["samples", "uniform"] = "samples"
-
-    def __post_init__(self) -> None:
-        require(self.rounds >= 1, f"federation.rounds must be at least 1, got {self.rounds}")
-        require(0 < self.fraction <= 1, f"federation.fraction must lie in (0, 1], got {self.fraction}")
-        require(
-            self.cohort is None or self.cohort >= 1,
-            f"federation.cohort must be at least 1, or null to use federation.fraction, got {self.cohort}",
-        )
-        require(
-            self.cohort is None or self.fraction == 1,
-            f"federation.cohort {self.cohort} and federation.fraction {self.fraction} both say how many clients take "
-            "part; give only one of them",
-        )
-        require(
-            0 <= self.straggler_fraction <= 1,
-            f"federation.straggler_fraction must lie in [0, 1], got {self.straggler_fraction}",
-        )
-
-
-class ClientResult(NamedTuple):
-    """A client of a round, as the consumer sees it.
-
-    Attributes:
-        local: The finished client; its model is `local.params`.
-        train_loss: Mean task loss along its training.
-        prior_loss: Value of the method's penalty at its final model, 0 without one.
-        score: Its model on the test set, if somebody has measured that already.
-    """
-
-    local: Local
-    train_loss: float
-    prior_loss: float
-    score: "Score | None" = None
-
-
-class Snapshot(NamedTuple):
-    """The server after a round: all that is needed to go on."""
-
-    round: int
-    state: Any
-    buffers: Params
-
-
-class RoundRecord(NamedTuple):
-    """What happened in a round.
-
-    Attributes:
-        round: r = 1, 2, ...
-        cohort: Who took part.
-        before: The server before the round.
-        clients: The members of the cohort after training and before aggregation.
-        reports: What they sent.
-        after: The server after the round.
-        bytes_down: Sent to all clients of the cohort, in float32.
-        bytes_up: Sent by all of them.
-        gradient_evaluations: Gradients of single samples that were computed.
-        seconds_local: Time of the local training.
-        seconds_server: Time of broadcast and aggregation.
-    """
-
-    round: int
-    cohort: Cohort
-    before: Snapshot
-    clients: list[ClientResult]
-    reports: list[Any]
-    after: Snapshot
-    bytes_down: int
-    bytes_up: int
-    gradient_evaluations: int
-    seconds_local: float
-    seconds_server: float
 
 
 def federate(
@@ -159,9 +61,7 @@ def federate(
         now = resume or beginning(method, task, stage.server)
         for number in range(now.round + 1, federation.rounds + 1):
             cohort = draw_cohort(method, stage.server, with_round_lr(stage.training, number), federation, number)
-            data: Sequence[ClientData] = stage.data
-            if method.pools:
-                cohort, data = in_one_place(cohort, data)
+            cohort, data = method.gather(cohort, stage.data)
             record = run_round(method, task, data, engine, cohort, now)
             now = record.after
             yield record
@@ -266,7 +166,6 @@ def close_round(
         raise Diverged(number, None)
     end_time = time.perf_counter()
 
-    travels = 0 if method.pools else BYTES_PER_NUMBER
     samples = sum(len(plan.data) * (plan.num_epochs + method.extra_passes) for plan in plans)
     return RoundRecord(
         round=number,
@@ -275,78 +174,11 @@ def close_round(
         clients=results,
         reports=reports,
         after=Snapshot(number, state, buffers),
-        bytes_down=travels * len(plans) * count((context.start, context.shared, before.buffers)),
-        bytes_up=travels * count((reports, [result.local.buffers for result in results])),
+        bytes_down=BYTES_PER_NUMBER * len(plans) * method.traffic((context.start, context.shared, before.buffers)),
+        bytes_up=BYTES_PER_NUMBER * method.traffic((reports, [result.local.buffers for result in results])),
         gradient_evaluations=samples,
         seconds_local=trained_time - start_time,
         seconds_server=seconds_broadcast + (end_time - trained_time),
-    )
-
-
-def draw_cohort(method: Method, server: Server, training: Training, federation: Federation, round: int) -> Cohort:
-    """The clients of a round, drawn without replacement, and how far each of them gets.
-
-    Both draws are the same for every method at one seed; a method that drops stragglers goes on with the others.
-    """
-    eligible = [n for n, size in enumerate(server.sizes) if size > 0]
-    number = cohort_size(federation, len(eligible))
-    chosen = torch.randperm(len(eligible), generator=streams.generator(server.seed, "cohort", round))[:number]
-    members = sorted(eligible[i] for i in chosen.tolist())
-    epochs = dict.fromkeys(members, training.epochs)
-    stragglers = draw_stragglers(members, training.epochs, federation, server.seed, round)
-    if method.drops_stragglers and len(stragglers) < len(members):
-        members = [n for n in members if n not in stragglers]
-    epochs |= stragglers
-    by_samples = federation.weighting == "samples"
-    sizes = [server.sizes[n] if by_samples else 1 for n in members]
-    population = sum(server.sizes) if by_samples else len(eligible)
-    return Cohort(
-        round=round,
-        members=tuple(members),
-        weights=tuple(size / sum(sizes) for size in sizes),
-        shares=tuple(size / population for size in sizes),
-        epochs=tuple(epochs[n] for n in members),
-        num_clients=len(server.sizes),
-        training=training,
-        server=server,
-    )
-
-
-def draw_stragglers(
-    members: Sequence[int], epochs: int, federation: Federation, seed: int, round: int
-) -> dict[int, int]:
-    """Which members manage only some epochs, and how many: uniform in 1 .. E - 1."""
-    number = math.floor(federation.straggler_fraction * len(members) + 0.5)
-    if number == 0 or epochs == 1:
-        return {}
-    stream = streams.generator(seed, "stragglers", round)
-    slow = torch.randperm(len(members), generator=stream)[:number].tolist()
-    managed = torch.randint(1, epochs, (number,), generator=stream).tolist()
-    return {members[i]: done for i, done in zip(slow, managed, strict=True)}
-
-
-def cohort_size(federation: Federation, num_eligible: int) -> int:
-    """How many clients take part in every round."""
-    return federation.cohort or max(1, math.floor(federation.fraction * num_eligible + 0.5))
-
-
-def in_one_place(cohort: Cohort, data: Sequence[ClientData]) -> tuple[Cohort, list[ClientData]]:
-    """The cohort's data as those of a single client; their order says nothing of who brought which."""
-    indices = torch.cat([data[n].indices for n in cohort.members]).sort().values
-    alone = cohort._replace(
-        members=(0,), weights=(1.0,), shares=(sum(cohort.shares),), epochs=(cohort.training.epochs,), num_clients=1
-    )
-    return alone, [replace(data[0], client=0, indices=indices)]
-
-
-def check_participation(federation: Federation, sizes: Sequence[int]) -> None:
-    """Refuse a cohort that cannot be drawn."""
-    eligible = sum(1 for size in sizes if size > 0)
-    require(eligible > 0, "no client has any data; use more samples (data.subset) or fewer clients")
-    require(
-        federation.cohort is None or federation.cohort <= eligible,
-        f"federation.cohort asks for {federation.cohort} clients per round, but only {eligible} of the {len(sizes)} "
-        "clients have data; lower it or set federation.fraction instead",
     )
 
 

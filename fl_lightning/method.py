@@ -5,20 +5,18 @@ A method is written once, as pure functions; engines turn its client hooks into 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fl_lightning.params import Params, row
+from fl_lightning.data.plan import ClientData, Plan
+from fl_lightning.gaussian.form import Gaussian
+from fl_lightning.params import Params, count, row
 from fl_lightning.penalty import Penalty
+from fl_lightning.task import Task
 from fl_lightning.training import Training
-
-if TYPE_CHECKING:
-    from fl_lightning.data.plan import ClientData, Plan
-    from fl_lightning.gaussian.form import Gaussian
-    from fl_lightning.task import Task
 
 
 class State(Protocol):
@@ -38,9 +36,9 @@ class Server(NamedTuple):
         seed: Key of the server's own random draws; use it through `fl_lightning.streams` with a purpose of your own.
     """
 
-    task: "Task"
+    task: Task
     sizes: tuple[int, ...]
-    holdout: "ClientData"
+    holdout: ClientData
     seed: int
 
 
@@ -136,9 +134,9 @@ class Local(NamedTuple):
     num_steps: int
     num_epochs: int
     training: Training
-    task: "Task"
-    data: "ClientData"
-    plan: "Plan"
+    task: Task
+    data: ClientData
+    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -166,6 +164,10 @@ class Method(ABC):
     def prepare(self, state: Any, server: Server) -> Any:
         """Work of the server before the first round, such as a warm-up; not repeated on resume."""
         return state
+
+    def gather(self, cohort: Cohort, data: Sequence[ClientData]) -> tuple[Cohort, Sequence[ClientData]]:
+        """Who trains on what in this round: everybody on their own, unless a method brings the data together."""
+        return cohort, data
 
     def broadcast(self, state: Any, cohort: Cohort) -> Context:
         """What the server sends."""
@@ -197,14 +199,17 @@ class Method(ABC):
         """Numbers worth logging: one for the round, or a list with one for each member of the cohort."""
         return {}
 
-    def posteriors(self, cohort: Cohort, reports: Sequence[Any]) -> "Sequence[Gaussian]":
+    def posteriors(self, cohort: Cohort, reports: Sequence[Any]) -> Sequence[Gaussian]:
         """The clients' posteriors as they enter the aggregation, damping included, if the method has any."""
         return ()
 
-    @property
-    def pools(self) -> bool:
-        """Whether the data of a round's clients are brought to one place, which is no federated learning any more."""
-        return False
+    def traffic(self, message: Any) -> int:
+        """How many numbers it takes to send a message, a tree of tensors."""
+        return count(message)
+
+    def advice(self, metrics: Mapping[str, float]) -> str:
+        """What the user should hear about the numbers of a round, such as a step that overshoots; mostly nothing."""
+        return ""
 
     @property
     def drops_stragglers(self) -> bool:

@@ -18,6 +18,13 @@ class Weights(NamedTuple):
     buffers: Params
 
 
+class Score(NamedTuple):
+    """A model on a test set: accuracy, and mean negative log-likelihood."""
+
+    accuracy: float
+    nll: float
+
+
 class Task:
     """A classification model with the cross-entropy likelihood.
 

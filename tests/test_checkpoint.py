@@ -1,11 +1,10 @@
 import pytest
 import torch
 
-from fl_lightning import checkpoint
 from fl_lightning.errors import UserError
-from fl_lightning.federate import Snapshot
 from fl_lightning.methods.fola import Fola, State
-from fl_lightning.probes import Measurement
+from fl_lightning.record import Measurement, Snapshot
+from fl_lightning.runs import checkpoint
 from tests.cases import equal_bits, ragged
 
 

@@ -220,7 +220,7 @@ def test_ctrl_c_is_quiet(monkeypatch, capsys):
     def interrupted(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fl_lightning.commands.list.main", interrupted)
+    monkeypatch.setattr("fl_lightning.cli.list.main", interrupted)
     code, _, error = call(capsys, "list", "methods")
     assert code == 130
     assert "the same command goes on" in error

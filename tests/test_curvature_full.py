@@ -6,10 +6,10 @@ from torch import nn
 from torch.autograd.functional import hessian
 from torch.func import functional_call, vmap
 
-from fl_lightning import full_curvature, gauss_newton, softmax_curvature, spectrum
+from fl_lightning.curvature import e_full, full, gauss_newton, softmax
+from fl_lightning.curvature.full import Visit
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import ClientData
-from fl_lightning.full_curvature import Visit
 from fl_lightning.models.softmax import Softmax
 from fl_lightning.params import flatten, unflatten
 from fl_lightning.task import Task, Weights
@@ -63,7 +63,7 @@ def autograd_hessian(model, params, x, y):
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_blocks_are_the_hessian_of_softmax_regression(bias):
     task, data = softmax_task(bias=bias), dataset()
-    found = full_curvature.at(task, task.initial, client(data))
+    found = full.at(task, task.initial, client(data))
     expected = autograd_hessian(task.model, task.initial.params, data.train_x, data.train_y)
     assert (found - expected).abs().max() < 1e-15
     assert torch.equal(found, found.T)
@@ -73,9 +73,9 @@ def test_the_blocks_are_the_hessian_of_softmax_regression(bias):
 
 def test_blocks_of_samples_change_nothing(monkeypatch):
     task, data = softmax_task(), client(dataset())
-    whole = full_curvature.at(task, task.initial, data)
-    monkeypatch.setattr(softmax_curvature, "BLOCK", 5)
-    assert torch.allclose(full_curvature.at(task, task.initial, data), whole, atol=1e-15)
+    whole = full.at(task, task.initial, data)
+    monkeypatch.setattr(softmax, "BLOCK", 5)
+    assert torch.allclose(full.at(task, task.initial, data), whole, atol=1e-15)
 
 
 def test_the_permutation_between_class_major_and_torch_order():
@@ -86,8 +86,8 @@ def test_the_permutation_between_class_major_and_torch_order():
     class_major = sum(
         torch.kron(p_i.diag() - torch.outer(p_i, p_i), torch.outer(x_i, x_i)) for p_i, x_i in zip(p, x, strict=True)
     ) / len(x)
-    order = softmax_curvature.class_major_order(CLASSES, 6)
-    found = full_curvature.at(task, task.initial, client(data))
+    order = softmax.class_major_order(CLASSES, 6)
+    found = full.at(task, task.initial, client(data))
     assert torch.allclose(class_major[order][:, order], found, atol=1e-15)
     weight, bias = task.initial.params.values()
     assert torch.equal(torch.cat([weight, bias[:, None]], dim=1).reshape(-1)[order], flatten(task.initial.params))
@@ -95,7 +95,7 @@ def test_the_permutation_between_class_major_and_torch_order():
 
 def test_one_vector_for_all_classes_is_a_null_direction():
     task, data = softmax_task(), client(dataset())
-    matrix = full_curvature.at(task, task.initial, data)
+    matrix = full.at(task, task.initial, data)
     shift = torch.linspace(-1, 2, 6, dtype=torch.float64)
     gauge = {"linear.weight": shift.expand(CLASSES, 6), "linear.bias": torch.ones(CLASSES, dtype=torch.float64)}
     assert (matrix @ flatten(gauge)).abs().max() < 1e-15
@@ -122,7 +122,7 @@ def test_the_average_along_a_path_is_the_average_of_minibatch_curvatures(softmax
         else filled(Task(nn.Sequential(nn.Flatten(), nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, CLASSES)).double()))
     )
     path = visits(task, data)
-    found = full_curvature.along(task, client(data), path)
+    found = full.along(task, client(data), path)
     expected = sum(v.share * gauss_newton_by_hand(task.model, v.weights.params, data.train_x[v.places]) for v in path)
     assert (found - expected).abs().max() < 1e-14
 
@@ -141,18 +141,18 @@ def gauss_newton_by_hand(model, params, x):
 def test_a_client_with_some_of_the_samples_sees_only_those():
     task, data = softmax_task(), dataset()
     own = torch.tensor([20, 3, 11, 4])
-    found = full_curvature.at(task, task.initial, client(data, own))
+    found = full.at(task, task.initial, client(data, own))
     expected = autograd_hessian(task.model, task.initial.params, data.train_x[own], data.train_y[own])
     assert (found - expected).abs().max() < 1e-15
 
 
 def test_what_is_softmax_regression_and_what_is_not():
     data = client(dataset())
-    assert full_curvature.is_exact(softmax_task(), data)
+    assert full.is_exact(softmax_task(), data)
     scaled = nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(6, CLASSES)).double()
-    assert full_curvature.is_exact(Task(scaled), data)  # a fixed function before the layer changes its inputs only
+    assert full.is_exact(Task(scaled), data)  # a fixed function before the layer changes its inputs only
     assert torch.allclose(
-        full_curvature.at(Task(scaled), Task(scaled).initial, data),
+        full.at(Task(scaled), Task(scaled).initial, data),
         autograd_hessian(scaled, Task(scaled).initial.params, data.dataset.train_x, data.dataset.train_y),
         atol=1e-15,
     )
@@ -160,9 +160,9 @@ def test_what_is_softmax_regression_and_what_is_not():
         nn.Sequential(nn.Flatten(), nn.Linear(6, CLASSES), nn.Tanh()),
         nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Linear(5, CLASSES)),
     ):
-        assert not full_curvature.is_exact(Task(model.double()), data)
+        assert not full.is_exact(Task(model.double()), data)
     brier = Task(softmax_task().model, likelihood=lambda z, y, reduction="mean": (z.softmax(1) ** 2).mean())
-    assert not full_curvature.is_exact(brier, data)
+    assert not full.is_exact(brier, data)
 
 
 def two_layers():
@@ -249,7 +249,7 @@ def eigen_case():
 
 def test_e_full_ascending_gives_the_jth_eigenvalue_to_the_jth_parameter():
     matrix, like = eigen_case()
-    found = spectrum.as_diagonal(matrix, like, "ascending")
+    found = e_full.as_diagonal(matrix, like, "ascending")
     assert torch.allclose(flatten(found), torch.linalg.eigvalsh(matrix).clamp(min=0))
     assert found["a"].shape == (2, 2)
     assert bool((flatten(found) >= 0).all())
@@ -257,9 +257,9 @@ def test_e_full_ascending_gives_the_jth_eigenvalue_to_the_jth_parameter():
 
 def test_e_full_rank_matched_follows_the_diagonal():
     matrix, like = eigen_case()
-    found = flatten(spectrum.as_diagonal(matrix, like, "rank_matched"))
+    found = flatten(e_full.as_diagonal(matrix, like, "rank_matched"))
     assert torch.equal(found.argsort(), matrix.diagonal().argsort())
     assert torch.allclose(found.sort().values, torch.linalg.eigvalsh(matrix).clamp(min=0))
     diagonal = torch.tensor([3.0, 1.0, 0.0, 2.0, 5.0, 4.0], dtype=torch.float64)
-    exact = spectrum.as_diagonal(diagonal.diag(), like, "rank_matched")
+    exact = e_full.as_diagonal(diagonal.diag(), like, "rank_matched")
     assert torch.allclose(flatten(exact), diagonal)  # of a diagonal matrix it is the diagonal

@@ -5,15 +5,15 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from fl_lightning.client import Client, Observer
 from fl_lightning.data import augment
+from fl_lightning.engines.client import Client, Observer
 from fl_lightning.engines.functional import AUTO_CHUNK, Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.federate import federate
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
-from fl_lightning.probes import score
+from fl_lightning.probes.accuracy import score
 from fl_lightning.task import Task, Weights
 from tests.cases import ENGINES, equal_bits, final, largest_difference, network, ragged
 from tests.pictures import pictures

@@ -7,11 +7,15 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from fl_lightning import checkpoint, experiment, probes, ridge_probe, run_folder
+from fl_lightning import experiment
 from fl_lightning.config import configure
 from fl_lightning.errors import UserError
 from fl_lightning.federate import federate
-from fl_lightning.track import EXPERIMENT, Tracker, store_uri
+from fl_lightning.probes import ridge
+from fl_lightning.probes.accuracy import measure
+from fl_lightning.runs import checkpoint
+from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.track import EXPERIMENT, Tracker, store_uri
 
 SETTINGS = {
     "method": "fola",
@@ -50,7 +54,7 @@ def undisturbed(config):
     records = federate(
         config.method, task, dataset, clients, config.training, config.federation, config.engine, config.seed, holdout
     )
-    return [timeless(probes.measure(config.method, task, dataset, record)) for record in records]
+    return [timeless(measure(config.method, task, dataset, record)) for record in records]
 
 
 def test_a_run_leaves_everything_that_is_needed_to_repeat_it(out):
@@ -210,8 +214,7 @@ def test_the_summary_is_json(out):
 def test_more_rounds_go_on_where_fewer_ended(out, monkeypatch):
     short = experiment.run(config(federation__rounds=2), out)
     trained = []
-    measure = probes.measure
-    monkeypatch.setattr(probes, "measure", lambda *args: (trained.append(args[3].round), measure(*args))[1])
+    monkeypatch.setattr(experiment, "measure", lambda *args: (trained.append(args[3].round), measure(*args))[1])
     long = experiment.run(config(federation__rounds=4), out)
     assert trained == [3, 4]
     assert numbers(long)[:2] == numbers(short)
@@ -276,7 +279,7 @@ def test_ae_and_lf_are_logged_against_a_saved_run(out):
 def test_ridge_rounds_leave_their_arrays(out):
     settings = {"data__clients": 2, "data__partition": "class_blocks", "probe__ridge_rounds": [1, 3]}
     result = experiment.run(config(**settings), out)
-    arrays = ridge_probe.read(result.folder)
+    arrays = ridge.read(result.folder)
     assert {"r1_share", "r1_ridge", "r1_line", "r3_ridge"} <= arrays.keys()
     client, (run,) = mlflow_runs(out)
     assert "laplace.npz" in {item.path for item in client.list_artifacts(run.info.run_id)}

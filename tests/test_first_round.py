@@ -2,10 +2,11 @@
 
 import pytest
 
-from fl_lightning import discovery, experiment, first_round
+from fl_lightning import discovery, experiment
 from fl_lightning.config import configure
 from fl_lightning.engines.functional import Functional
 from fl_lightning.experiment import Keeping
+from tune import first_round
 
 SETTINGS = {
     "data": "digits",

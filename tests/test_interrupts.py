@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fl_lightning import interrupts
+from fl_lightning.system import interrupts
 from tests.tune.clusters import tracked, wait_for_rounds
 
 

@@ -16,8 +16,8 @@ from fl_lightning import discovery
 from fl_lightning.config import configure
 from fl_lightning.experiment import build
 from fl_lightning.federate import federate
-from fl_lightning.probes import measure
-from fl_lightning.track import EXPERIMENT, store_uri
+from fl_lightning.probes.accuracy import measure
+from fl_lightning.runs.track import EXPERIMENT, store_uri
 
 ROUNDS = 12
 SETTINGS = {

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from fl_lightning.__main__ import main
-from fl_lightning.commands.partition import MOST_EXAMPLES, MOST_SPLITS, preview, side_by_side
+from fl_lightning.cli.partition import MOST_EXAMPLES, MOST_SPLITS, preview, side_by_side
 from fl_lightning.config import configure
 from fl_lightning.data.partition import class_counts, content_hash
 from fl_lightning.experiment import build
@@ -199,7 +199,7 @@ def test_later_values_override_earlier_ones():
 
 
 def test_pictures_have_a_panel_for_each_partition():
-    from fl_lightning.pictures import partitions
+    from fl_lightning.runs.pictures import partitions
 
     tables = {f"{n} clients": torch.arange(n * 10).reshape(n, 10) for n in (1, 2, 30, 100)}
     tables["one is empty"] = torch.tensor([[0, 0], [5, 1]])

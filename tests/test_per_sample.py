@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.per_sample import from_layers, from_samples, squared_gradients
+from fl_lightning.curvature.per_sample import from_layers, from_samples, squared_gradients
 from fl_lightning.task import Task
 
 X = torch.randn(7, 2, 9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -94,7 +94,7 @@ def test_other_networks_are_left_to_samples(name):
 
 def test_blocks_bound_the_memory_and_change_nothing(monkeypatch):
     task = task_of(UNKNOWN["no layer"])
-    monkeypatch.setattr("fl_lightning.per_sample.LARGEST_BLOCK", 3 * task.num_params)
+    monkeypatch.setattr("fl_lightning.curvature.per_sample.LARGEST_BLOCK", 3 * task.num_params)
     found, expected = squared_gradients(task, task.initial, X, Y), brute_force(task)
     assert all(torch.allclose(found[name], value, atol=1e-14) for name, value in expected.items())
 

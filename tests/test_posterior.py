@@ -6,8 +6,8 @@ from torch.func import grad
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.full import Full, largest_eigenvalue
 from fl_lightning.gaussian.prior import Prior
+from fl_lightning.gaussian.product import collapse, product
 from fl_lightning.params import flatten, unflatten
-from fl_lightning.posterior import collapse, product
 
 
 def gaussians(number=3, size=4, seed=0):

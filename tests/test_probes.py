@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from fl_lightning import probes
 from fl_lightning.engines.functional import Functional
 from fl_lightning.methods.fola import Fola
+from fl_lightning.probes import accuracy as accuracy_probe
+from fl_lightning.probes.accuracy import measure, score
 from fl_lightning.task import Weights
 from tests.cases import network, ragged
 
@@ -18,7 +19,7 @@ def accuracy(model, params, dataset):
 def test_ga_and_la_equal_a_loop_over_samples():
     case, method = ragged(), Fola()
     record = case.run(method)[-1]
-    found = probes.measure(method, case.task(), case.dataset, record)
+    found = measure(method, case.task(), case.dataset, record)
     model = network()
     assert found.metrics["GA"] == accuracy(model, record.after.state.params, case.dataset)
     singles = [accuracy(model, client.local.params, case.dataset) for client in record.clients]
@@ -36,23 +37,23 @@ def test_ga_and_la_equal_a_loop_over_samples():
 def test_evaluation_is_blind_to_the_size_of_blocks(monkeypatch):
     case = ragged()
     task = case.task()
-    whole = probes.score(task, [task.initial], case.dataset)
-    monkeypatch.setattr(probes, "BLOCK", 7)
-    assert probes.score(task, [task.initial], case.dataset)[0] == pytest.approx(whole[0])
+    whole = score(task, [task.initial], case.dataset)
+    monkeypatch.setattr(accuracy_probe, "BLOCK", 7)
+    assert score(task, [task.initial], case.dataset)[0] == pytest.approx(whole[0])
 
 
 def test_dropout_is_off_in_evaluation_and_back_on_afterwards():
     case = ragged()._replace(model=network(dropout=0.5))
     task = case.task()
     task.model.train()
-    scores = {probes.score(task, [task.initial], case.dataset)[0] for _ in range(5)}
+    scores = {score(task, [task.initial], case.dataset)[0] for _ in range(5)}
     assert len(scores) == 1
     assert task.model.training
 
 
 def test_losses_are_reported_apart():
     case, method = ragged(), Fola(strength=20)
-    first, *_, last = (probes.measure(method, case.task(), case.dataset, r) for r in case.run(method))
+    first, *_, last = (measure(method, case.task(), case.dataset, r) for r in case.run(method))
     assert first.metrics["prior_loss"] == 0  # there is no prior in round 1
     assert last.metrics["prior_loss"] > 0
     assert 0 < last.metrics["train_loss"] < 2
@@ -71,7 +72,7 @@ def test_the_train_loss_is_the_mean_over_all_samples_seen():
 def test_counts_and_times():
     case, method = ragged(), Fola()
     record = case.run(method, rounds=1)[0]
-    found = probes.measure(method, case.task(), case.dataset, record).metrics
+    found = measure(method, case.task(), case.dataset, record).metrics
     assert found["gradient_evaluations"] == 2 * 61
     parts = ("seconds_local", "seconds_server", "seconds_evaluation")
     assert found["seconds"] == pytest.approx(sum(found[name] for name in parts))

@@ -9,15 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning import checkpoint, full_curvature, gauss_newton, probes, reference
 from fl_lightning.config import NOT_IDENTITY, configure
+from fl_lightning.curvature import full, gauss_newton
 from fl_lightning.data.plan import ClientData
 from fl_lightning.errors import UserError
-from fl_lightning.federate import Snapshot
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.params import flatten
-from fl_lightning.probe_settings import Probe
+from fl_lightning.probes import reference
+from fl_lightning.probes.accuracy import measure
+from fl_lightning.probes.settings import Probe
+from fl_lightning.record import Snapshot
+from fl_lightning.runs import checkpoint
 from tests.cases import ragged
 
 
@@ -52,7 +55,7 @@ def test_the_distance_is_the_quadratic_form_of_the_pooled_curvature(make, tmp_pa
     data = ClientData(0, case.dataset, places, torch.float64)
     weights = task.initial._replace(params=mean)
     if make is softmax_case:
-        matrix = full_curvature.at(task, weights, data)  # its Hessian
+        matrix = full.at(task, weights, data)  # its Hessian
     else:
         matrix = gauss_newton.matrix(task, weights, case.dataset.train_x[places])
     models = [other_model(mean, seed) for seed in range(3)]
@@ -96,7 +99,7 @@ def test_ae_and_lf_are_measured_in_every_round(tmp_path):
     found = loaded(case, tmp_path)
     records = case.run(method)
     for record in records:
-        measured = probes.measure(method, case.task(), case.dataset, record, found)
+        measured = measure(method, case.task(), case.dataset, record, found)
         clients = found.distances([result.local.params for result in record.clients])
         assert measured.metrics["AE"] == pytest.approx(found.distances([record.after.state.params])[0])
         assert measured.metrics["LF"] == pytest.approx(
@@ -104,7 +107,7 @@ def test_ae_and_lf_are_measured_in_every_round(tmp_path):
         )
         assert measured.clients["distance"] == pytest.approx(clients)
     assert measured.metrics["AE"] == 0  # the reference is this run's own end
-    assert "AE" not in probes.measure(method, case.task(), case.dataset, record).metrics
+    assert "AE" not in measure(method, case.task(), case.dataset, record).metrics
 
 
 def test_clients_that_have_not_moved_forget_nothing(tmp_path):
@@ -112,7 +115,7 @@ def test_clients_that_have_not_moved_forget_nothing(tmp_path):
     mean = saved(case, FedAvg(), tmp_path).state.params
     case.model.load_state_dict(mean)
     record = case.run(FedAvg(), lr=0.0, rounds=1)[0]
-    measured = probes.measure(FedAvg(), case.task(), case.dataset, record, loaded(case, tmp_path))
+    measured = measure(FedAvg(), case.task(), case.dataset, record, loaded(case, tmp_path))
     assert measured.metrics["LF"] == 0
 
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fl_lightning import ridge
 from fl_lightning.errors import UserError
+from fl_lightning.gaussian import ridge
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.full import Full
 from fl_lightning.params import flatten

@@ -5,13 +5,14 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning import probes, ridge_probe
 from fl_lightning.errors import UserError
-from fl_lightning.federate import Federation
+from fl_lightning.federation import Federation
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.params import flatten, unflatten
-from fl_lightning.probe_settings import Probe
+from fl_lightning.probes import ridge
+from fl_lightning.probes.accuracy import score
+from fl_lightning.probes.settings import Probe
 from fl_lightning.task import Weights
 from tests.cases import ragged
 
@@ -25,14 +26,14 @@ def two_clients():
 
 def accuracy(case, params):
     task = case.task()
-    return probes.score(task, [Weights(params, {})], case.dataset)[0].accuracy
+    return score(task, [Weights(params, {})], case.dataset)[0].accuracy
 
 
 @pytest.mark.parametrize("form", ["full", "e_full", "diagonal"])
 def test_accuracy_along_the_ridge(form):
     case, method = two_clients(), Fola(curvature_form=form, strength=0.0)
     record = case.run(method, rounds=2)[-1]
-    found = ridge_probe.measure(method, case.task(), case.dataset, record)
+    found = ridge.measure(method, case.task(), case.dataset, record)
     assert set(found) == {"r2_share", "r2_line", "r2_ridge", "r2_precision"}
     reports = record.reports
     matrices = [r.precision["matrix"] if form == "full" else flatten(r.precision).diag() for r in reports]
@@ -54,32 +55,32 @@ def test_accuracy_along_the_ridge(form):
 def test_methods_without_posteriors_have_the_straight_line_only():
     case = two_clients()
     record = case.run(FedAvg(), rounds=1)[0]
-    assert set(ridge_probe.measure(FedAvg(), case.task(), case.dataset, record)) == {"r1_share", "r1_line"}
+    assert set(ridge.measure(FedAvg(), case.task(), case.dataset, record)) == {"r1_share", "r1_line"}
 
 
 def test_the_probe_leaves_the_run_alone():
     case, method = two_clients(), Fola(curvature_form="full", strength=0.0)
     record = case.run(method, rounds=1)[0]
     kept = [report.precision["matrix"].clone() for report in record.reports]
-    ridge_probe.measure(method, case.task(), case.dataset, record)
+    ridge.measure(method, case.task(), case.dataset, record)
     assert all(torch.equal(r.precision["matrix"], k) for r, k in zip(record.reports, kept, strict=True))
 
 
 def test_arrays_are_added_to_those_of_earlier_rounds(tmp_path):
-    ridge_probe.write(tmp_path, {"r1_share": np.arange(3.0)})
-    path = ridge_probe.write(tmp_path, {"r10_share": np.arange(4.0)})
+    ridge.write(tmp_path, {"r1_share": np.arange(3.0)})
+    path = ridge.write(tmp_path, {"r10_share": np.arange(4.0)})
     assert path.name == "laplace.npz"
-    found = ridge_probe.read(tmp_path)
+    found = ridge.read(tmp_path)
     assert {name: len(values) for name, values in found.items()} == {"r1_share": 3, "r10_share": 4}
-    assert ridge_probe.read(tmp_path / "nowhere") == {}
+    assert ridge.read(tmp_path / "nowhere") == {}
     assert [p.name for p in tmp_path.iterdir()] == ["laplace.npz"]
 
 
 def test_what_has_no_ridge_line_is_refused():
     settings = Probe(ridge_rounds=(1, 5))
-    ridge_probe.check(settings, Federation(rounds=5), [3, 4, 0])
-    ridge_probe.check(Probe(), Federation(), [1] * 7)
+    ridge.check(settings, Federation(rounds=5), [3, 4, 0])
+    ridge.check(Probe(), Federation(), [1] * 7)
     with pytest.raises(UserError, match=r"exactly 2 clients in a round, .* got 7"):
-        ridge_probe.check(settings, Federation(), [1] * 7)
+        ridge.check(settings, Federation(), [1] * 7)
     with pytest.raises(UserError, match=r"must lie in 1 to federation.rounds = 4, got 5"):
-        ridge_probe.check(settings, Federation(rounds=4), [3, 4])
+        ridge.check(settings, Federation(rounds=4), [3, 4])

@@ -6,7 +6,7 @@ from mlflow import MlflowClient
 from fl_lightning import experiment
 from fl_lightning.config import configure
 from fl_lightning.errors import UserError
-from fl_lightning.track import EXPERIMENT, Tracker
+from fl_lightning.runs.track import EXPERIMENT, Tracker
 from tests.servers import free_port, serving, wait_for
 
 SETTINGS = {"data": "digits", "data.subset": 0.2, "data.clients": 3, "model": "softmax", "federation.rounds": 2}

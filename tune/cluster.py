@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import filelock
 
-from fl_lightning import interrupts
 from fl_lightning.errors import UserError, require
+from fl_lightning.system import interrupts
 
 # Before Ray is imported: no usage statistics, no logs of its own, Ctrl-C is ours, trials stay in our folder.
 SETTINGS = {
@@ -141,7 +141,7 @@ def _check_shared(nodes: list[dict[str, Any]], out: Path) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from fl_lightning.track import store_uri
+    from fl_lightning.runs.track import store_uri
 
     require(
         not store_uri(out).startswith("sqlite:"),

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from fl_lightning import checkpoint, experiment, files, probes
+from fl_lightning import experiment
 from fl_lightning.config import RunConfig
 from fl_lightning.data.partition import class_counts
 from fl_lightning.federate import federate
+from fl_lightning.probes.accuracy import measure
+from fl_lightning.runs import checkpoint, files
 
 # The measured round sees about this many training samples; time is taken as proportional to them.
 SAMPLES = 2_000
@@ -97,7 +99,7 @@ def _measure(config: RunConfig) -> Cost:
     tested = problem.dataset.test_y[:TEST_SAMPLES]
     dataset = replace(problem.dataset, test_x=problem.dataset.test_x[:TEST_SAMPLES], test_y=tested)
     start = time.perf_counter()
-    measured = probes.measure(config.method, problem.task, dataset, record)
+    measured = measure(config.method, problem.task, dataset, record)
     evaluate = (time.perf_counter() - start) / (1 + len(record.clients)) * len(problem.dataset.test_y) / len(tested)
     trained = epochs * sum(len(part) for part in few)
     with tempfile.TemporaryDirectory() as name:

@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from fl_lightning import run_folder
-from fl_lightning.comparison import rounds_to
 from fl_lightning.config import RunConfig
 from fl_lightning.errors import unknown
-from fl_lightning.run_folder import Result
+from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.folder import Result
+from tune.comparison import rounds_to
 from tune.grid import Cell
 from tune.study import Stop, Study
 

@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from fl_lightning import experiment
-from fl_lightning.checkpoint import write_atomically
-from fl_lightning.comparison import render
 from fl_lightning.errors import UserError
-from fl_lightning.track import PARENT_TAG, Tracker
+from fl_lightning.runs.track import PARENT_TAG, Tracker
+from fl_lightning.system.atomic import write_atomically
+from fl_lightning.system.text import render
 from tune.outcome import CellOutcome, rows
 from tune.study import Study
 

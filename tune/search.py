@@ -11,9 +11,9 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-from fl_lightning.checkpoint import write_atomically
 from fl_lightning.config import RunConfig
 from fl_lightning.errors import UserError
+from fl_lightning.system.atomic import write_atomically
 from tune.grid import Builder, Cell, environments
 from tune.study import Case, Range, Study
 

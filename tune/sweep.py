@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fl_lightning import memory, run_folder
 from fl_lightning.config import RunConfig
 from fl_lightning.experiment import Keeping
+from fl_lightning.runs import folder as run_folder
+from fl_lightning.system import memory
 from tune import record
 from tune.cluster import Resources, connected
 from tune.estimate import Estimate

@@ -14,8 +14,8 @@ from fl_lightning import experiment
 from fl_lightning.config import RunConfig
 from fl_lightning.errors import UserError
 from fl_lightning.experiment import Keeping, Progress
-from fl_lightning.first_round import share_first_round
-from fl_lightning.probes import Measurement
+from fl_lightning.record import Measurement
+from tune.first_round import share_first_round
 from tune.outcome import measured
 from tune.study import Stop
 

@@ -18,8 +18,8 @@ from analysis import tables
 from analysis.claims import federated, laplace
 from analysis.claims.claim import Checked, Claim, Finding
 from analysis.parts import Part
-from fl_lightning.comparison import render
 from fl_lightning.errors import UserError
+from fl_lightning.system.text import render
 
 CLAIMS = (
     Claim(

@@ -5,8 +5,8 @@ from matplotlib.colors import ListedColormap
 
 from analysis import style
 from analysis.style import Picture
-from fl_lightning.ridge import Landscape, demo_posteriors
-from fl_lightning.ridge import landscape as compute
+from fl_lightning.gaussian.ridge import Landscape, demo_posteriors
+from fl_lightning.gaussian.ridge import landscape as compute
 
 
 def landscape(scene: Landscape | None = None) -> Picture:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from analysis import style
 from analysis.style import COLUMN, Picture
-from fl_lightning.pictures import BLUES
+from fl_lightning.runs.pictures import BLUES
 
 # Under the cells in every theme: the colours of many samples would vanish on a dark ground.
 GROUND = "#fafafa"

@@ -4,8 +4,8 @@ import numpy as np
 
 from analysis import style
 from analysis.style import Picture
-from fl_lightning.ridge import Landscape, demo_posteriors
-from fl_lightning.ridge import landscape as compute
+from fl_lightning.gaussian.ridge import Landscape, demo_posteriors
+from fl_lightning.gaussian.ridge import landscape as compute
 
 MARKS = {"mode": "o", "saddle": "s", "antimode": "v"}
 

@@ -15,6 +15,8 @@ from fl_lightning.data import augment
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.training import Training
 
+# The id under which the server's own data go.
+SERVER = -1
 # Passes over a client's data outside of training (offline curvature) go in blocks of this many samples.
 BLOCK = 500
 # Augmentation sorts samples by operation, which pays for many at once: so many are made ahead, in whole batches. Each

@@ -10,14 +10,14 @@ from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from fl_lightning import streams
+from fl_lightning.curvature.per_sample import squared_gradients
 from fl_lightning.data.augment import Choices
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
+from fl_lightning.engines.sgd import is_plain, sgd
 from fl_lightning.errors import require
 from fl_lightning.method import Context, Method, Step
-from fl_lightning.optimiser import is_plain, sgd
 from fl_lightning.params import Params, row, zeros, zip_map
-from fl_lightning.per_sample import squared_gradients
 from fl_lightning.task import Task, Weights
 
 # On a CPU, batching clients by vmap pays only for models this small, and only if the clients take similar numbers of

@@ -48,7 +48,7 @@ class Lightning(Engine):
         # Importing Lightning takes seconds; whoever only lists or checks settings need not wait for it.
         from pytorch_lightning import Trainer
 
-        from fl_lightning.client import Client, EpochLoader, Observer
+        from fl_lightning.engines.client import Client, EpochLoader, Observer
 
         device = task.device
         task.load(Weights(context.start, buffers))

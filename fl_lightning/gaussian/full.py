@@ -11,9 +11,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fl_lightning import activity
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.params import Params, cast_like, flatten, unflatten, weighted_sum
+from fl_lightning.system import activity
 
 # Rows that are converted to float64 at once.
 ROWS = 512

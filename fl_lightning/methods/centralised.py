@@ -8,9 +8,12 @@ the data are split. GA and LA are the same number, and nothing is sent.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import torch
+
+from fl_lightning.data.plan import ClientData
 from fl_lightning.method import Cohort, Context, Local, Method
 from fl_lightning.params import Params
 
@@ -34,12 +37,20 @@ class Centralised(Method):
     def init(self, params: Params, num_clients: int) -> State:
         return State(params)
 
+    def gather(self, cohort: Cohort, data: Sequence[ClientData]) -> tuple[Cohort, Sequence[ClientData]]:
+        """The cohort's data as those of a single client; their order says nothing of who brought which."""
+        indices = torch.cat([data[n].indices for n in cohort.members]).sort().values
+        alone = cohort._replace(
+            members=(0,), weights=(1.0,), shares=(sum(cohort.shares),), epochs=(cohort.training.epochs,), num_clients=1
+        )
+        return alone, [replace(data[0], client=0, indices=indices)]
+
     def report(self, local: Local, context: Context) -> Report:
         return Report(local.params)
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         return State(reports[0].params)
 
-    @property
-    def pools(self) -> bool:
-        return True
+    def traffic(self, message: Any) -> int:
+        """Nothing is sent: it is all in one place."""
+        return 0

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.curvature import FisherKind, diagonal_fisher
+from fl_lightning.curvature.fisher import FisherKind, diagonal_fisher
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, average, cast_like, flatten, row, weighted_sum, zip_map

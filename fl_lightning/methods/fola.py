@@ -37,20 +37,20 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from fl_lightning import curvature_form
-from fl_lightning.curvature import FisherKind, diagonal_fisher
-from fl_lightning.curvature_form import MATRIX, Form
+from fl_lightning.curvature import form as curvature_form
+from fl_lightning.curvature.e_full import Order
+from fl_lightning.curvature.fisher import FisherKind, diagonal_fisher
+from fl_lightning.curvature.form import MATRIX, Form
 from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.full import Full, largest_eigenvalue
 from fl_lightning.gaussian.prior import Prior as PriorLoss
+from fl_lightning.gaussian.product import product
+from fl_lightning.gaussian.similarity import cosines
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
 from fl_lightning.params import Params, average, cast_like, count, flatten, weighted_sum, zeros, zip_map
 from fl_lightning.penalty import Detached, Penalty, Quadratic
-from fl_lightning.posterior import product
-from fl_lightning.similarity import cosines
-from fl_lightning.spectrum import Order
 from fl_lightning.task import Weights
 from fl_lightning.training import Training
 

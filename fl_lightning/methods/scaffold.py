@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import streams
-from fl_lightning.curvature import mean_gradient
+from fl_lightning.curvature.fisher import mean_gradient
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, average, flatten, row, weighted_sum, zeros, zip_map

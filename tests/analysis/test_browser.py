@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis import report, style
-from fl_lightning import shared_view
+from fl_lightning.runs import view
 from tests.servers import free_port, serving, wait_for
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -115,7 +115,7 @@ def test_the_runs_table_of_mlflow_shows_ga_and_la(smoke_store, tmp_path):
     shutil.copytree(smoke_store, tmp_path / "runs")
     client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("fl_lightning").experiment_id
-    for name, value in shared_view.tags().items():
+    for name, value in view.tags().items():
         client.set_experiment_tag(experiment, name, value)
     port = free_port()
     server = f"http://127.0.0.1:{port}"
@@ -123,7 +123,7 @@ def test_the_runs_table_of_mlflow_shows_ga_and_la(smoke_store, tmp_path):
         wait_for(f"{server}/health")
         with browser(tmp_path / "profile") as driver:
             driver.set_window_size(1900, 1000)
-            driver.get(f"{server}/{shared_view.address(experiment)}")
+            driver.get(f"{server}/{view.address(experiment)}")
             texts = "c => [c.getAttribute('col-id'), c.innerText]"
             cells = f"return [...document.querySelectorAll('[role=gridcell]')].map({texts})"
 

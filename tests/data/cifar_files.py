@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.data.cifar10 import Cifar10
-from fl_lightning.data.cifar100 import Cifar100
+from fl_lightning.data.sources.cifar10 import Cifar10
+from fl_lightning.data.sources.cifar100 import Cifar100
 
 SOURCES = {"CIFAR10": Cifar10, "CIFAR100": Cifar100}
 FOLDERS = {"CIFAR10": "cifar-10-batches-py", "CIFAR100": "cifar-100-python"}

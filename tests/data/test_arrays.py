@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fl_lightning.config import configure
-from fl_lightning.data import fingerprint
-from fl_lightning.data.arrays import Arrays
-from fl_lightning.data.assemble import split_off_test
+from fl_lightning.data.readers import fingerprint
+from fl_lightning.data.readers.assemble import split_off_test
+from fl_lightning.data.sources.arrays import Arrays
 from fl_lightning.errors import UserError
 
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.data import cifar, fingerprint
+from fl_lightning.data.readers import cifar, fingerprint
 from fl_lightning.errors import UserError
 from tests.data.cifar_files import ARCHIVES, CLASSES, FOLDERS, KEYS, SOURCES, TEST, TRAIN, archive, batch, packed, write
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.commands import run
+from fl_lightning.cli import run
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "extending.md"
 SECTION = PAGE.read_text().partition("\n## Your own data\n")[2].partition("\n## ")[0]

@@ -3,7 +3,7 @@
 import pytest
 
 from fl_lightning.config import configure
-from fl_lightning.data.function import Function
+from fl_lightning.data.sources.function import Function
 from fl_lightning.errors import UserError
 
 ARRAYS = """

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from fl_lightning.config import configure
-from fl_lightning.data.images import Images
+from fl_lightning.data.sources.images import Images
 from fl_lightning.errors import UserError
 
 

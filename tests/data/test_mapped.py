@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_lightning.data import cifar, fingerprint, mapped, places
-from fl_lightning.data.cifar10 import Cifar10
+from fl_lightning.data.readers import cifar, fingerprint, mapped, places
+from fl_lightning.data.sources.cifar10 import Cifar10
 from fl_lightning.errors import UserError
 from tests.data import cifar_files
 

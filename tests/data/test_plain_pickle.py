@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 import pytest
 
-from fl_lightning.data import plain_pickle
-from fl_lightning.data.plain_pickle import RefusedError
+from fl_lightning.data.readers import plain_pickle
+from fl_lightning.data.readers.plain_pickle import RefusedError
 
 ARRAYS = [
     np.arange(24, dtype=np.uint8).reshape(2, 12),

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 import fl_lightning  # noqa: F401  (before torchvision, which it makes importable)
-from fl_lightning.data import download
 from fl_lightning.data.dataset import Dataset, Source
-from fl_lightning.data.digits import Digits
-from fl_lightning.data.fashion_mnist import FashionMnist
-from fl_lightning.data.mnist import Mnist
-from fl_lightning.data.places import data_root
+from fl_lightning.data.readers import download
+from fl_lightning.data.readers.places import data_root
+from fl_lightning.data.sources.digits import Digits
+from fl_lightning.data.sources.fashion_mnist import FashionMnist
+from fl_lightning.data.sources.mnist import Mnist
 from fl_lightning.errors import UserError
 
 DOWNLOADED = {"MNIST": Mnist, "FashionMNIST": FashionMnist}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_lightning.config import configure
-from fl_lightning.data.table import Table
+from fl_lightning.data.sources.table import Table
 from fl_lightning.errors import UserError
 
 

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from fl_lightning import streams
 from fl_lightning.config import configure
 from fl_lightning.errors import UserError
-from fl_lightning.federate import Federation
+from fl_lightning.federation import Federation
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbe import FedBE
 from fl_lightning.params import flatten

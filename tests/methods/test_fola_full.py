@@ -6,13 +6,13 @@ from torch import nn
 from torch.autograd.functional import hessian
 from torch.func import functional_call, jacrev
 
-from fl_lightning import curvature_form, memory
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.federate import federate
 from fl_lightning.methods.fola import Fola
 from fl_lightning.params import flatten, unflatten
+from fl_lightning.system import memory
 from tests import references
 from tests.cases import ENGINES, Case, equal_bits, final, largest_difference, ragged
 
@@ -252,7 +252,7 @@ def test_too_large_a_model_is_refused_with_the_memory_it_would_take(monkeypatch)
 
 
 def test_too_slow_a_network_is_refused(monkeypatch):
-    monkeypatch.setattr(curvature_form, "MOST_WORK", 1e5)
+    monkeypatch.setattr("fl_lightning.curvature.form.MOST_WORK", 1e5)
     with pytest.raises(UserError, match=r"takes about \de\+0\d multiplications per client and round"):
         network_case().run(Fola(curvature_form="full"))
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from fl_lightning import experiment, run_folder
+from fl_lightning import experiment
 from fl_lightning.experiment import Keeping
-from fl_lightning.track import EXPERIMENT, store_uri
+from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.track import EXPERIMENT, store_uri
 from tune.cluster import SETTINGS
 
 # Ray lets its workers yield to all others; beside other tests they would starve.

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from analysis import drawing
 from fl_lightning.errors import UserError
-from tune import drawing
 from tune.study_file import load
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 import yaml
 
-from fl_lightning import run_folder
+from fl_lightning.runs import folder as run_folder
 from tests.tune.clusters import Driver, alone, check_complete, cluster, tracked, wait_for_rounds
 from tune.grid import cells
 from tune.study_file import load

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.checkpoint import write_atomically
 from fl_lightning.errors import UserError
-from fl_lightning.probes import Measurement
-from fl_lightning.run_folder import Result, folder_of, write_result
+from fl_lightning.record import Measurement
+from fl_lightning.runs.folder import Result, folder_of, write_result
+from fl_lightning.system.atomic import write_atomically
 from tune.grid import cells
 from tune.outcome import CellOutcome, best_of, ended, mean_curve, outcome_of, rows
 from tune.study import Case, Range, Stop, Study

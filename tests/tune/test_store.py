@@ -5,7 +5,7 @@ import os
 
 from mlflow import MlflowClient
 
-from fl_lightning.track import EXPERIMENT, Tracker
+from fl_lightning.runs.track import EXPERIMENT, Tracker
 from tests.servers import free_port, serving, wait_for
 
 WRITERS, ROUNDS = 8, 24
@@ -35,7 +35,7 @@ def write(out, store, writer, last):
 
 def together(out, store, last):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fl_lightning.track", "mlflow"])  # imported once, not eight times
+    context.set_forkserver_preload(["fl_lightning.runs.track", "mlflow"])  # imported once, not eight times
     processes = [context.Process(target=write, args=(out, store, writer, last)) for writer in range(WRITERS)]
     for process in processes:
         process.start()

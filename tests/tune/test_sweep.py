@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from fl_lightning import experiment, run_folder
+from fl_lightning import experiment
 from fl_lightning.errors import UserError
-from fl_lightning.track import store_uri
+from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.track import store_uri
 from tests.servers import free_port
 from tests.tune.clusters import alone, check_complete, cluster, timeless, tracked
 from tune.cluster import Resources

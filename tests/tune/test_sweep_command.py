@@ -125,5 +125,5 @@ def test_studies_are_listed(capsys):
     [(4e9, 3, 1), (1e9, 3, 1), (10e9, 3, 3), (4e9, 0, sys.maxsize), (None, 3, sys.maxsize)],
 )
 def test_fewer_runs_at_once_where_memory_is_scarce(monkeypatch, free, gigabytes, expected):
-    monkeypatch.setattr("fl_lightning.memory.available", lambda device: free)
+    monkeypatch.setattr("fl_lightning.system.memory.available", lambda device: free)
     assert fitting(gigabytes) == expected

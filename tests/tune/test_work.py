@@ -2,10 +2,10 @@
 
 import pytest
 
-from fl_lightning import run_folder
 from fl_lightning.config import configure
 from fl_lightning.experiment import Keeping
 from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.runs import folder as run_folder
 from tests.tune.clusters import alone, timeless
 from tune.packing import units
 from tune.study import Stop

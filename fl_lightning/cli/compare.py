@@ -1,0 +1,78 @@
+"""fl-lightning compare: several methods on the same problem, with a table and a picture."""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fl_lightning import config as configuration
+from fl_lightning.cli.flags import CommandParser
+from fl_lightning.errors import UserError, require
+
+EPILOG = """All settings of `fl-lightning run` may follow, except method and seed; see fl-lightning run --help.
+Example: fl-lightning compare --methods fedavg,fola,offline:fola+curvature=offline --seeds 0,1,2 --data.alpha 0.01"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare the methods that the flags name."""
+    parser = CommandParser(prog="fl-lightning compare", description=__doc__, epilog=EPILOG)
+    parser.add_argument("--methods", required=True, help="names with commas, each as [label:]name[+option=value...]")
+    parser.add_argument("--seeds", default="0", help="with commas [0]")
+    parser.add_argument("--threshold", type=float, default=0.8, help="GA whose round of arrival is reported [0.8]")
+    parser.add_argument("--config", action="append", default=[], help="YAML file with settings; flags override it")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
+    parser.add_argument("--picture", type=Path, help="where to save the learning curves [OUT/comparison.png]")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
+    options, flags = parser.parse_known_args(list(arguments))
+    flags = [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
+    require(0 < options.threshold <= 1, f"--threshold must lie in (0, 1], got {options.threshold:g}; 0.8 is 80 %")
+    options.picture = writable_picture(options.picture or options.out / "comparison.png")
+    variants = [variant for variant in options.methods.split(",") if variant]
+    require(bool(variants), "--methods needs at least one name; see fl-lightning list methods")
+    try:
+        seeds = [int(seed) for seed in options.seeds.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds must be whole numbers with commas, got {options.seeds!r}") from None
+    settings = configuration.flags_to_settings(flags)
+    for key in ("method", "seed"):
+        require(key not in settings, f"--{key} is what a comparison varies; use --{key}s")
+    show(settings, variants, seeds, options)
+    return 0
+
+
+def writable_picture(path: Path) -> Path:
+    """The path, if a picture can be written there: better refused now than after hours."""
+    require(path.suffix == ".png", f"--picture must end in .png, got {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {path.parent}: {error.strerror}; choose another --picture or --out") from None
+    return path
+
+
+def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], options: Namespace) -> None:
+    """Run the comparison with a progress bar for every run, then print table and picture."""
+    from fl_lightning.cli.progress import Progress
+    from fl_lightning.runs import pictures
+    from fl_lightning.system.text import render
+    from tune import comparison  # imports what only runs need
+
+    bars: list[Progress] = []
+
+    def announce(config: configuration.RunConfig, variant: str) -> Any:
+        if bars:
+            bars[-1].close()
+        bars.append(Progress(config.federation.rounds, f"{variant} seed {config.seed}"))
+        return bars[-1].show
+
+    outcomes = comparison.compare(settings, variants, seeds, options.out, announce, options.fresh)
+    bars[-1].close()
+    print(render(comparison.table(outcomes, options.threshold), options.markdown))
+    for outcome in outcomes:
+        if outcome.result.status != "finished":
+            print(f"{outcome.variant} seed {outcome.seed}: {outcome.result.message}")
+    curves = comparison.mean_curves(outcomes)
+    if curves:
+        print(f"\nlearning curves  {pictures.save(pictures.learning_curves(curves), options.picture)}")
+    print(f"compare runs     fl-lightning ui --out {options.out}")

@@ -1,0 +1,37 @@
+"""fl-lightning list: what there is to choose from."""
+
+import json
+from collections.abc import Sequence
+
+from fl_lightning import discovery
+from fl_lightning.cli.flags import CommandParser
+from fl_lightning.errors import UserError, unknown
+
+KINDS = (*discovery.KINDS, "studies")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print names and one-line descriptions."""
+    parser = CommandParser(prog="fl-lightning list", description="Show what there is.")
+    parser.add_argument("kind", help=f"one of {', '.join(KINDS)}")
+    parser.add_argument("--json", action="store_true", help="print an object of names and descriptions")
+    if not [a for a in arguments if not a.startswith("-")] and "--help" not in arguments and "-h" not in arguments:
+        raise UserError(f"say what to list: fl-lightning list {'|'.join(KINDS)}")
+    options = parser.parse_args(list(arguments))
+    if options.kind not in KINDS:
+        raise unknown("kind", options.kind, KINDS)
+    found = _found(options.kind)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        width = max(map(len, found))
+        print("\n".join(f"{name:<{width}}  {text}" for name, text in found.items()))
+    return 0
+
+
+def _found(kind: str) -> dict[str, str]:
+    if kind == "studies":
+        from tune import study_file
+
+        return {name: study_file.describe(name) for name in study_file.names()}
+    return {name: discovery.summary(cls) for name, cls in discovery.discover(kind).items()}

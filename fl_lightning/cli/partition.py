@@ -1,0 +1,284 @@
+"""fl-lightning partition: who would hold which samples, before hours are spent on it."""
+
+import json
+import math
+from argparse import Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fl_lightning import config as configuration
+from fl_lightning import discovery
+from fl_lightning.cli.compare import writable_picture
+from fl_lightning.cli.flags import CommandParser
+from fl_lightning.config import RunConfig, fields_of
+from fl_lightning.data import feature_skew, heterogeneity
+from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.partition import Split, class_counts, content_hash, partition
+from fl_lightning.errors import require
+
+# More panels than this are no picture, more rows no table that anybody reads.
+MOST_SPLITS, MOST_ROWS = 24, 100
+MOST_EXAMPLES = 10
+# What can be varied: how the data are divided. None of these settings has a comma in its values.
+VARIED = (*(f"data.{name}" for name in fields_of(Split)), "seed")
+
+DESCRIPTION = """Show who would hold which samples, before hours are spent on it: samples and classes per client,
+label entropy (bits), EMD (sum over classes of the difference between the client's share and the population's: 0 is
+the same mixture, 2 the most different), and a picture. Several values with commas are shown side by side."""
+EXAMPLES = """examples:
+  fl-lightning partition --data digits --data.alpha 0.01 --data.clients 20
+  fl-lightning partition --data digits --data.alpha 0.01,0.1,1 --data.partition dirichlet,dirichlet_balanced
+
+All settings of `fl-lightning run` may be given; those of the chosen dataset and its partition are:
+"""
+
+
+class Preview(NamedTuple):
+    """One partition.
+
+    Attributes:
+        varied: What tells it from the others, as it was given.
+        config: All settings.
+        counts: Samples per client and class.
+        name: Hash of the partition, the tag `partition` of runs that use it.
+        examples: An image of each of some clients, if their inputs are skewed.
+    """
+
+    varied: dict[str, str]
+    config: RunConfig
+    counts: Tensor
+    name: str
+    examples: dict[str, Tensor]
+
+    @property
+    def title(self) -> str:
+        """Of its panel in the picture."""
+        return ", ".join(f"{key.removeprefix('data.')} {value}" for key, value in self.varied.items())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Show the partitions that the flags describe."""
+    options, flags = read(arguments)
+    settings = [(varied, configuration.parse(own)) for varied, own in side_by_side(flags)]
+    dataset = settings[0][1].source.load()
+    previews = [preview(varied, config, dataset) for varied, config in settings]
+    picture = draw(previews, writable_picture(options.picture or options.out / "partition.png"))
+    if options.json:
+        print(json.dumps(as_json(previews, picture)))
+    else:
+        print(as_text(previews))
+        print(f"\npicture  {picture}")
+    return 0
+
+
+def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Split the options of the command from the settings of the run; settings of files come first."""
+    parser = CommandParser(
+        prog="fl-lightning partition",
+        usage="fl-lightning partition [--config FILE] [--picture FILE.png] [--json] [--KEY VALUE[,VALUE...] ...]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES + _explained(configuration.chosen_names(arguments)),
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", action="append", default=[], help="YAML file with settings; flags override it")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
+    parser.add_argument("--picture", type=Path, help="where to save the picture [OUT/partition.png]")
+    parser.add_argument("--json", action="store_true", help="print one object with all numbers, and nothing else")
+    options, flags = parser.parse_known_args(list(arguments))
+    return options, [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
+
+
+def side_by_side(flags: Sequence[str]) -> list[tuple[dict[str, str], list[str]]]:
+    """The flags of every combination of values, each with what tells it from the others.
+
+    >>> for varied, own in side_by_side(["--data", "mnist", "--data.alpha", "0.1,1"]):
+    ...     print(varied, own)
+    {'data.alpha': '0.1'} ['--data', 'mnist', '--data.alpha=0.1']
+    {'data.alpha': '1'} ['--data', 'mnist', '--data.alpha=1']
+    """
+    kept: list[str] = []
+    choices: dict[str, list[str]] = {}
+    rest = list(flags)
+    while rest:
+        flag = rest.pop(0)
+        key, equals, value = flag.removeprefix("--").partition("=")
+        if flag.startswith("--") and key in VARIED and (equals or rest):
+            given = value if equals else rest.pop(0)
+            values = [item.strip() for item in given.split(",")]
+            require(all(values), f"--{key} needs a value between commas, got {given!r}")
+            choices[key] = list(dict.fromkeys(values))
+        else:
+            kept.append(flag)
+    combinations = list(product(*choices.values()))
+    require(
+        len(combinations) <= MOST_SPLITS,
+        f"at most {MOST_SPLITS} partitions can be shown side by side, got {len(combinations)}; give fewer values",
+    )
+    named = [dict(zip(choices, values, strict=True)) for values in combinations]
+    return [
+        (
+            {key: value for key, value in one.items() if len(choices[key]) > 1},
+            kept + [f"--{key}={value}" for key, value in one.items()],
+        )
+        for one in named
+    ]
+
+
+def preview(varied: dict[str, str], config: RunConfig, dataset: Dataset) -> Preview:
+    """Divide the training set as a run would."""
+    clients = partition(dataset.train_y, config.split, config.seed, dataset.owners)
+    feature_skew.check(dataset, config.split)
+    counts = class_counts(dataset.train_y, clients, dataset.num_classes)
+    return Preview(varied, config, counts, content_hash(clients), _examples(config, dataset, clients))
+
+
+def _examples(config: RunConfig, dataset: Dataset, clients: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What the skew does to the images of some clients, from the first to the last."""
+    if config.split.feature_skew == "none" or len(dataset.shape) != 3:
+        return {}
+    images = feature_skew.skew(dataset, clients, config.split, config.seed).train_x
+    levels = feature_skew.levels(config.split)
+    holders = [client for client, indices in enumerate(clients) if len(indices)]
+    step = max(1, math.ceil((len(holders) - 1) / (MOST_EXAMPLES - 1)))
+    chosen = dict.fromkeys([*holders[::step], holders[-1]])
+    return {f"client {n}\n{levels[n]:.3g}": images[clients[n][0]].cpu() for n in chosen}
+
+
+def draw(previews: Sequence[Preview], path: Path) -> Path:
+    """Save the picture."""
+    from fl_lightning.runs import pictures  # matplotlib: not for errors and help
+
+    if len(previews) == 1:
+        one = previews[0]
+        return pictures.save(pictures.partition(one.counts, _settings(one), one.examples), path)
+    return pictures.save(pictures.partitions({one.title: one.counts for one in previews}), path)
+
+
+def as_text(previews: Sequence[Preview]) -> str:
+    """The table of the clients if there is one partition, and a row for each."""
+    from fl_lightning.system.text import render
+
+    first = previews[0]
+    lines = [f"{_settings(first)}; {first.counts.shape[1]} classes", ""]
+    if len(previews) == 1:
+        lines += [render(_aligned(client_rows(first)[:MOST_ROWS]))]
+        if len(first.counts) > MOST_ROWS:
+            lines += [f"the first {MOST_ROWS} of {len(first.counts)} clients; --json prints all"]
+        lines += [""]
+    everybody = heterogeneity.measure(first.counts.sum(0, keepdim=True)).entropy.item()
+    return "\n".join(
+        [
+            *lines,
+            render(_aligned([summary_row(one) for one in previews])),
+            f"entropy: of the labels, in bits; {everybody:.2f} for all clients together",
+            "EMD: 0 for the mixture of classes of all clients together, 2 for the most different",
+        ]
+    )
+
+
+def client_rows(one: Preview) -> list[dict[str, str]]:
+    """One row per client."""
+    measured = heterogeneity.measure(one.counts)
+    split = one.config.split
+    rows = []
+    for client, (counts, level) in enumerate(zip(one.counts, feature_skew.levels(split), strict=True)):
+        samples = int(measured.samples[client])
+        row = {
+            "client": str(client),
+            "samples": str(samples),
+            "classes": str(int(measured.classes[client])),
+            "entropy": f"{measured.entropy[client]:.2f}" if samples else "-",
+            "EMD": f"{measured.emd[client]:.2f}" if samples else "-",
+            "largest class": f"{int(counts.argmax())} ({counts.max() / samples:4.0%})" if samples else "no samples",
+        }
+        if split.feature_skew != "none":
+            row[split.feature_skew] = f"{level:.3g}"
+        rows.append(row)
+    return rows
+
+
+def summary_row(one: Preview) -> dict[str, str]:
+    """One partition in one row."""
+    summary = heterogeneity.summarise(one.counts)
+    row = {key.removeprefix("data."): value for key, value in one.varied.items()}
+    return {
+        **row,
+        "clients": str(summary.clients),
+        "empty": str(summary.empty),
+        "samples": str(int(one.counts.sum())),
+        "smallest": str(summary.smallest),
+        "median": f"{summary.median:g}",
+        "largest": str(summary.largest),
+        "mean classes": f"{summary.classes:.2f}",
+        "mean entropy": f"{summary.entropy:.2f}",
+        "mean EMD": f"{summary.emd:.3f}",
+        "hash": one.name,
+    }
+
+
+def as_json(previews: Sequence[Preview], picture: Path) -> dict[str, Any]:
+    """Everything that is known about the partitions."""
+    return {
+        "data": previews[0].config.names["data"],
+        "picture": str(picture),
+        "partitions": [
+            {
+                "settings": {key: value for key, value in one.config.flat().items() if key in VARIED},
+                "hash": one.name,
+                "summary": heterogeneity.summarise(one.counts)._asdict(),
+                "clients": _columns(one),
+                "counts": one.counts.tolist(),
+            }
+            for one in previews
+        ],
+    }
+
+
+def _columns(one: Preview) -> dict[str, list[Any]]:
+    """The statistics of the clients as lists; null where a client has no samples."""
+    columns = {name: column.tolist() for name, column in heterogeneity.measure(one.counts)._asdict().items()}
+    if one.config.split.feature_skew != "none":
+        columns[one.config.split.feature_skew] = feature_skew.levels(one.config.split)
+    return {
+        name: [None if isinstance(value, float) and math.isnan(value) else value for value in column]
+        for name, column in columns.items()
+    }
+
+
+def _settings(one: Preview) -> str:
+    """What the partitions have in common: dataset, kind, number of clients, and what is not as by default."""
+    flat, defaults = one.config.flat(), fields_of(Split)
+    named = {
+        name: flat[f"data.{name}"]
+        for name, item in defaults.items()
+        if name in ("partition", "clients") or flat[f"data.{name}"] != item.default
+    }
+    shown = {name: value for name, value in (named | {"seed": flat["seed"]}).items() if _key(name) not in one.varied}
+    return ", ".join([f"{flat['data']}", *(f"{name} {value}" for name, value in shown.items())])
+
+
+def _key(name: str) -> str:
+    return name if name == "seed" else f"data.{name}"
+
+
+def _aligned(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The rows with numbers at the right of their column."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    return [{name.rjust(widths[name]): cell.rjust(widths[name]) for name, cell in row.items()} for row in rows]
+
+
+def _explained(names: Mapping[str, str]) -> str:
+    """The settings of the dataset and its partition, with their meaning and default."""
+    entries = []
+    for key, item in configuration.schema_of(names).items():
+        if key.startswith("data") or key == "seed":
+            choice = f" One of {', '.join(discovery.discover('data'))}." if key == "data" else ""
+            default = item.default if isinstance(item.default, str) else json.dumps(item.default)
+            text = fill(f"{item.help}{choice} [{default}]", 110, initial_indent=" " * 8, subsequent_indent=" " * 8)
+            entries.append(f"  --{key} {configuration.type_name(item.type)}\n{text}")
+    return "\n".join(entries)

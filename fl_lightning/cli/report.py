@@ -1,0 +1,41 @@
+"""fl-lightning report: a page with the findings, figures and tables of all runs, and the files for a paper."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from fl_lightning.cli.flags import CommandParser
+from fl_lightning.errors import require
+
+EPILOG = """The page index.html opens without a network. Beside it: figures/ (SVG, PDF, PNG) and tables/ (CSV, LaTeX).
+Example: fl-lightning report --study demo --out report"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the report."""
+    parser = CommandParser(prog="fl-lightning report", description=__doc__, epilog=EPILOG)
+    parser.add_argument("--study", help="only this study [all that there are]")
+    parser.add_argument("--scale", help="only this scale of the study [all]")
+    parser.add_argument("--out", type=Path, default=Path("report"), help="folder of the report [report]")
+    parser.add_argument(
+        "--runs", "--store", metavar="FOLDER", help="folder of runs, or MLflow URI [$MLFLOW_TRACKING_URI or runs]"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress line")
+    options = parser.parse_args(list(arguments))
+    require(options.scale is None or options.study is not None, "--scale needs --study: say whose scale it is")
+    require(
+        not (options.out / "mlflow.db").exists(),
+        f"--out is where the report goes, and {options.out} is a folder of runs; use --runs {options.out}",
+    )
+    from analysis import report  # imports what only a report needs
+
+    start = time.monotonic()
+    with tqdm(bar_format="{desc}", leave=False, disable=options.quiet or None, file=sys.stderr) as line:
+        path, _ = report.write(options.out, options.runs, options.study, options.scale, line.set_description_str)
+    print(f"report   {path} ({path.stat().st_size / 1e6:.1f} MB, {time.monotonic() - start:.0f} s)")
+    print(f"figures  {options.out / 'figures'} (SVG, PDF, PNG)")
+    print(f"tables   {options.out / 'tables'} (CSV, LaTeX)")
+    return 0

@@ -1,0 +1,117 @@
+"""fl-lightning run: one experiment from settings to results."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+
+from fl_lightning import config as configuration
+from fl_lightning import discovery
+from fl_lightning.cli.flags import CommandParser
+from fl_lightning.config import PARTS, Field, RunConfig
+
+DIVERGED = 3
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the experiment that the flags describe."""
+    options, flags = read(arguments)
+    if options.help:
+        print(help_text(flags))
+        return 0
+    config = configuration.parse(flags)
+    if options.print_config:
+        print(config.yaml(), end="")
+        return 0
+    from fl_lightning.cli.progress import Progress
+    from fl_lightning.experiment import run  # imports what only a run needs
+
+    with Progress(config.federation.rounds, _label(config), options.quiet, options.verbose) as progress:
+        result = run(config, options.out, options.fresh, progress.show)
+    if result.status == "diverged":
+        print(f"fl-lightning: {result.message}; rounds before it are saved in {result.folder}", file=sys.stderr)
+    elif not options.quiet and not options.json:
+        final = result.final
+        errors = "".join(f", {name} {final[name]:.3g}" for name in ("AE", "LF") if name in final)
+        print(f"{_label(config)}: GA {final['GA']:.2%}, LA {final['LA']:.2%}{errors} after round {len(result.history)}")
+        if result.reused:
+            print("this run had finished before and was not computed again; --fresh does that")
+        print(f"files    {result.folder}")
+        print(f"compare  fl-lightning ui --out {options.out}")
+    if options.json:
+        print(json.dumps(result.summary()))
+    return DIVERGED if result.status == "diverged" else 0
+
+
+def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Split the options of the command from the settings of the run; settings of files come first."""
+    parser = CommandParser(add_help=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--config", action="append", default=[])
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--print_config", "--print-config", action="store_true")
+    options, flags = parser.parse_known_args(list(arguments))
+    return options, [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
+
+
+def help_text(flags: Sequence[str]) -> str:
+    """The help of `run`: its own options, then every setting of the chosen parts."""
+    names = configuration.chosen_names(flags)
+    chosen = ", ".join(f"{part} {name}" for part, name in names.items())
+    lines = [
+        "Run one experiment; the same command resumes it, or only shows it if it has finished.",
+        "",
+        "usage: fl-lightning run [--config FILE.yaml] [--KEY VALUE ...]",
+        "",
+        "options",
+        *_entry("--config FILE", "YAML file with settings; flags override it. May be given several times."),
+        *_entry("--print_config", "Write the complete configuration as YAML and stop."),
+        *_entry("--out FOLDER", "Folder of everything that runs leave, and of the MLflow store. [runs]"),
+        *_entry("--fresh", "Forget what an earlier process has computed for these settings."),
+        *_entry("--json", "Print the final GA, LA, round and run_id as JSON in the last line."),
+        *_entry("--quiet", "No progress bar, no summary."),
+        *_entry("--verbose", "All metrics of every round."),
+        "",
+        f"Settings for {chosen}. Another choice has other settings:",
+        "fl-lightning run --method NAME --help.",
+    ]
+    section = ""
+    for key, item in configuration.schema_of(names).items():
+        head = key.partition(".")[0]
+        if head != section:
+            section = head
+            lines += ["", "run" if head == "seed" else _heading(head, names)]
+        lines += _entry(f"--{key} {_metavar(item)}", _with_default(key, item, names))
+    return "\n".join(lines)
+
+
+def _heading(section: str, names: Mapping[str, str]) -> str:
+    if section not in PARTS:
+        return section
+    return f"{section} {names[section]}: {discovery.summary(discovery.find(PARTS[section][0], names[section]))}"
+
+
+def _entry(flag: str, text: str) -> list[str]:
+    return [f"  {flag}", fill(text, 110, initial_indent=" " * 8, subsequent_indent=" " * 8)]
+
+
+def _with_default(key: str, item: Field, names: Mapping[str, str]) -> str:
+    text = item.help
+    if key in PARTS:
+        text += f" One of {', '.join(discovery.discover(PARTS[key][0]))}."
+    default = json.dumps(item.default) if not isinstance(item.default, str) else item.default
+    return f"{text} [{default}]"
+
+
+def _metavar(item: Field) -> str:
+    return configuration.type_name(item.type)
+
+
+def _label(config: RunConfig) -> str:
+    return f"{config.names['method']} on {config.names['data']}"

@@ -1,0 +1,246 @@
+"""fl-lightning sweep: a whole study on every core, or on a Ray cluster; the same command goes on where it stopped."""
+
+import json
+import sys
+import textwrap
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from fl_lightning.cli.flags import CommandParser
+from fl_lightning.config import flags_to_settings
+from fl_lightning.errors import require
+from fl_lightning.system import interrupts
+from fl_lightning.system.text import render
+
+if TYPE_CHECKING:
+    from analysis.report import Written
+    from tune.study import Study
+    from tune.sweep import Options, Outcome, Status
+
+EPILOG = """Any setting of `fl-lightning run` may follow, as --key value: it holds for all runs, and pins a key that the
+study varies. Studies: fl-lightning list studies. An own study is a YAML or Python file, see docs/sweeps.md.
+Example: fl-lightning sweep mnist_first_round --scale small --data.root data --max-concurrent 2"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Sweep the study that is named."""
+    parser = CommandParser(prog="fl-lightning sweep", description=__doc__, epilog=EPILOG)
+    parser.add_argument("study", nargs="?", help="name of a study, or a YAML or Python file")
+    parser.add_argument("--scale", help="smoke, small or paper, if the study has scales [small]")
+    parser.add_argument("--dry-run", action="store_true", help="count runs, estimate time and disk, and stop")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
+    parser.add_argument("--address", help="of a Ray cluster, or auto; without it this machine computes")
+    parser.add_argument("--resources.cpu", type=float, default=1.0, metavar="N", help="CPUs of one trial [1]")
+    parser.add_argument("--resources.gpu", type=float, default=0.0, metavar="N", help="GPUs of one trial, or part [0]")
+    parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="trials at once, at most [all]")
+    parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
+    parser.add_argument("--json", action="store_true", help="print the best settings as JSON in the last line")
+    parser.add_argument("--quiet", action="store_true", help="no progress line")
+    options, flags = parser.parse_known_args(list(arguments))
+    require(options.study is not None, "expected a study; fl-lightning list studies shows those that come with it")
+    require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
+    from tune.cluster import Resources
+    from tune.study_file import load
+    from tune.sweep import Options
+
+    study = load(options.study, options.scale, flags_to_settings(flags))
+    resources = Resources(getattr(options, "resources.cpu"), getattr(options, "resources.gpu"))
+    how = Options(options.out.resolve(), options.address, resources, options.max_concurrent, options.fresh)
+    if study.draw is not None:
+        return draw(study, how.out)
+    if options.dry_run:
+        dry_run(study, how)
+        return 0
+    return show(study, how, options)
+
+
+def show(study: "Study", how: "Options", options: Namespace, curves: bool = False) -> int:
+    """Sweep with a progress line, then print the table, and draw the curves if asked to."""
+    from tune.outcome import rows
+    from tune.sweep import sweep
+
+    start = time.monotonic()
+    with ProgressLine(study.metric, options.quiet) as line:
+        outcome = sweep(study, how, line.show)
+    report, findings = _report(study, how, outcome) if study.report else (None, [])
+    table = rows(outcome.cells, study)
+    if options.json:
+        print(json.dumps(_summary(outcome, table)))
+        return 0 if not outcome.failures else 1
+    if table:
+        print(render(table))
+    for name, reason in outcome.failures.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    for sentence in findings:
+        print(textwrap.fill(f"- {sentence}", 100, subsequent_indent="  "))
+    print(f"\n{_counted(study, outcome)}, in {_duration(time.monotonic() - start)}")
+    if report is not None:
+        print(f"report   {_shown(report)}")
+    if curves and table:
+        print(f"curves   {_shown(_draw(outcome, how.out / f'{study.name}.png'))}")
+    print(f"tables   {_shown(outcome.folder)}")
+    print(f"compare  fl-lightning ui --out {_shown(how.out)}")
+    return 0 if not outcome.failures else 1
+
+
+def draw(study: "Study", out: Path) -> int:
+    """Compute a study that is a picture, and say what is in it."""
+    from analysis import drawing
+
+    scene, folder = drawing.draw(study, out)
+    print(render(drawing.rows(scene)))
+    print(f"\npictures  {_shown(folder)}")
+    return 0
+
+
+def dry_run(study: "Study", how: "Options") -> None:
+    """Say what a sweep would cost."""
+    from tune.estimate import forecast
+    from tune.grid import cells, environments
+    from tune.packing import units
+    from tune.sweep import fitting, local_slots, missing
+
+    if study.search.algorithm == "optuna":
+        contests = len(study.cases) * len(environments(study))
+        number = contests * (study.search.samples or 0)
+        runs = number * len(study.seeds)
+        print(f"{number} settings in {contests} contests, {runs} runs at most; Optuna chooses them as it goes")
+        return
+    tried = cells(study)
+    configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
+    todo = configs if how.fresh else missing(configs, how.out, study.stop)
+    work = units(todo)
+    print(f"study       {study.name} {study.scale}: {study.about}")
+    print(f"settings    {len(tried)}, each with {len(study.seeds)} seeds")
+    print(f"runs        {len(configs)}, of which {len(configs) - len(todo)} are there already")
+    if not todo:
+        return
+    slots = min(how.max_concurrent or sys.maxsize, local_slots(how.resources), fitting(study.memory))
+    print("measuring a small round of every kind of run ...", file=sys.stderr, flush=True)
+    cost = forecast(work, slots, study.keep_checkpoints or study.continue_to is not None)
+    shared = f"; {_duration(cost.alone)} if nothing were shared" if len(work) < len(todo) else ""
+    print(f"time        about {_duration(cost.seconds)} with {slots} at once on this machine{shared}")
+    print(f"disk        about {_size(cost.bytes)} in {_shown(how.out)}")
+    if study.reference is not None:
+        print(f"before      {len(environments(study)) * len(study.seeds)} reference runs, not counted above")
+    if study.continue_to is not None:
+        print(f"then        the best setting of each case and environment goes on to {study.continue_to} rounds")
+
+
+class ProgressLine:
+    """One line: runs finished and in all, the best so far, the time that is left."""
+
+    def __init__(self, metric: str, quiet: bool) -> None:
+        self._metric, self._quiet = metric, quiet
+        self._bar: tqdm[Any] | None = None
+
+    def show(self, status: "Status") -> None:
+        """Advance to this state."""
+        interrupts.check()
+        if self._quiet:
+            return
+        if self._bar is None or self._bar.total != status.total:
+            self.close()
+            interval = 0.1 if sys.stderr.isatty() else 10
+            self._bar = tqdm(
+                total=status.total,
+                initial=status.finished,
+                desc="runs",
+                unit="run",
+                mininterval=interval,
+                miniters=0,  # rounds are news, too
+                smoothing=0,  # trials end in bursts; only their mean says how long the rest takes
+                dynamic_ncols=True,
+            )
+        best = f"best {self._metric} {status.best:.1%}" if status.best > float("-inf") else ""
+        rounds = f"{status.rounds} rounds" if status.rounds else ""
+        self._bar.set_postfix_str(", ".join(filter(None, [best, rounds])), refresh=False)
+        self._bar.update(status.finished - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _counted(study: "Study", outcome: "Outcome") -> str:
+    """How many runs there are, of which kinds, and how many of them are new."""
+    from tune.grid import environments
+
+    ended = sum(len(cell.runs) for cell in outcome.cells)
+    early = sum(len(cell.cell.seeds) for cell in outcome.cells) - ended - len(outcome.failures)
+    kinds = [f"{ended} runs"]
+    if study.search.scheduler != "none" and early > 0:
+        kinds.append(f"{early} that the search stopped early")
+    if study.reference is not None:
+        kinds.append(f"{len(environments(study)) * len(study.seeds)} references")
+    return f"{' and '.join(kinds)}, {outcome.computed} of them computed now"
+
+
+def _report(study: "Study", how: "Options", outcome: "Outcome") -> "Written":
+    """Figures, tables and findings of the study, also as artifacts of the sweep."""
+    from analysis import report
+    from tune.record import open_sweep
+
+    written = report.write(outcome.folder / "report", str(how.out), study.name, study.scale or None)
+    parent = open_sweep(study, how.out, outcome.folder)
+    parent.store([outcome.folder / "report"])
+    parent.finish()
+    return written
+
+
+def _draw(outcome: "Outcome", path: Path) -> Path:
+    """The mean learning curve of every case's best setting."""
+    from fl_lightning.runs import pictures
+    from tune.outcome import best_of, mean_curve
+
+    curves = {best.cell.case: mean_curve(best) for best in best_of(outcome.cells)}
+    return pictures.save(pictures.learning_curves(curves), path)
+
+
+def _summary(outcome: "Outcome", table: Sequence[dict[str, str]]) -> dict[str, Any]:
+    return {
+        "runs": sum(len(cell.runs) for cell in outcome.cells),
+        "computed": outcome.computed,
+        "failures": outcome.failures,
+        "best": list(table),
+        "run_id": outcome.run_id,
+        "folder": str(outcome.folder),
+    }
+
+
+def _shown(path: Path) -> Path:
+    """As the user would type it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _duration(seconds: float) -> str:
+    """In words.
+
+    >>> _duration(42), _duration(600), _duration(7260), _duration(260000)
+    ('42 s', '10 min', '2.0 h', '3.0 days')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} days"
+
+
+def _size(number: float) -> str:
+    """Bytes in words.
+
+    >>> _size(2.5e6), _size(3e9)
+    ('2.5 MB', '3.0 GB')
+    """
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"

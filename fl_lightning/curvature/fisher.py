@@ -1,0 +1,68 @@
+"""Curvature and slope of a client's likelihood at a fixed model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.curvature.per_sample import squared_gradients
+from fl_lightning.data.plan import BLOCK, ClientData
+from fl_lightning.params import Params, zeros, zip_map
+from fl_lightning.task import Task, Weights
+
+FisherKind = Literal["minibatch", "per_sample"]
+
+
+def diagonal_fisher(task: Task, weights: Weights, data: ClientData, kind: FisherKind, batch_size: int | None) -> Params:
+    """Diagonal empirical Fisher of all the client's data at one model, in evaluation mode.
+
+    per_sample: (1/m) sum_i g_i^2; minibatch: sum_B (|B|/m) (mean of g_i over B)^2, over consecutive batches.
+
+    Args:
+        task: Model and likelihood.
+        weights: Where to evaluate.
+        data: The client's samples.
+        kind: Which estimator.
+        batch_size: Samples per minibatch, null for all at once; the per-sample estimator does not depend on it.
+    """
+    size = BLOCK if kind == "per_sample" else batch_size or len(data)
+    total = zeros(weights.params)
+    with _evaluation_mode(task):
+        for x, y in data.blocks(size):
+            if kind == "per_sample":
+                squares = squared_gradients(task, weights, x, y)
+            else:
+                squares = zip_map(torch.square, _gradient(task, weights, x, y))
+            _accumulate(total, squares, len(y) / len(data))
+    return total
+
+
+def mean_gradient(task: Task, weights: Weights, data: ClientData) -> Params:
+    """Gradient of the mean loss over all the client's data at one model, in evaluation mode, block by block."""
+    total = zeros(weights.params)
+    with _evaluation_mode(task):
+        for x, y in data.blocks():
+            _accumulate(total, _gradient(task, weights, x, y), len(y) / len(data))
+    return total
+
+
+def _gradient(task: Task, weights: Weights, x: Tensor, y: Tensor) -> Params:
+    gradient: Params = torch.func.grad(lambda params: task.loss(Weights(params, weights.buffers), x, y))(weights.params)
+    return gradient
+
+
+def _accumulate(total: Params, values: Params, share: float) -> None:
+    for name, value in values.items():
+        total[name].add_(value, alpha=share)
+
+
+@contextmanager
+def _evaluation_mode(task: Task) -> Iterator[None]:
+    was_training = task.model.training
+    task.model.eval()
+    try:
+        yield
+    finally:
+        task.model.train(was_training)

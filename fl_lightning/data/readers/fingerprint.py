@@ -1,0 +1,76 @@
+"""A name for what files hold, wherever they lie: the same content has the same name, a changed file another one."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from fl_lightning.data.readers.download import write_whole
+from fl_lightning.data.readers.places import prepared_folders
+from fl_lightning.errors import UserError
+
+# Smaller data are read again each time: that takes less than it takes to explain a cache.
+SMALL = 1_000_000
+# A file system's clock ticks every few milliseconds, so a file that was written just now may be written again without
+# looking any different. Only files that have been left alone for this long are remembered.
+SETTLED_SECONDS = 2.0
+
+_known: dict[str, str] = {}
+
+
+def of_files(files: Mapping[str, Path], root: str | None = None) -> str:
+    """A hash of the files' content and of the names that the mapping gives them.
+
+    Reading gigabytes for every run of a sweep would cost minutes, so the hash of large files is remembered, in this
+    process and beside the prepared data, as long as their sizes and times of change are the same.
+
+    Args:
+        files: By name; what the name should not depend on (the folder) is left out of it.
+        root: Setting of the source, see `data_root`.
+    """
+    try:
+        looks = {name: (file.resolve(), file.stat()) for name, file in sorted(files.items())}
+        listing = [
+            (name, str(path), look.st_size, look.st_mtime_ns, look.st_ctime_ns) for name, (path, look) in looks.items()
+        ]
+        key = hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:32]
+        if key in _known:
+            return _known[key]
+        large = sum(look.st_size for _, look in looks.values()) >= SMALL
+        notes = [folder / "fingerprints" / key for folder in prepared_folders(root)] if large else []
+        found = _noted(notes) or _of_content({name: path for name, (path, _) in looks.items()})
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}; make it readable or name another") from None
+    if time.time() - max(max(look.st_mtime, look.st_ctime) for _, look in looks.values()) > SETTLED_SECONDS:
+        _known[key] = found
+        _note(notes, found)
+    return found
+
+
+def _of_content(files: Mapping[str, Path]) -> str:
+    whole = hashlib.sha256()
+    for name, file in files.items():
+        with open(file, "rb") as opened:
+            content = hashlib.file_digest(opened, "sha256").hexdigest()
+        whole.update(f"{len(name.encode())} {name} {content}\n".encode())
+    return whole.hexdigest()[:32]
+
+
+def _noted(notes: list[Path]) -> str | None:
+    for note in notes:
+        with suppress(OSError, UnicodeDecodeError):
+            text = note.read_text()
+            if len(text) == 32:
+                return text
+    return None
+
+
+def _note(notes: list[Path], found: str) -> None:
+    if any(note.exists() for note in notes):
+        return
+    for note in notes:
+        with suppress(OSError):
+            write_whole(note, found.encode())
+            return

@@ -1,0 +1,188 @@
+"""Your own table: one row per sample, a column with the label, perhaps one with the client."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fl_lightning.data.dataset import Dataset, Source
+from fl_lightning.data.readers import assemble, fingerprint
+from fl_lightning.data.readers.mapped import Array, mapped
+from fl_lightning.errors import UserError, require
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+VERSION = 1
+SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
+MOST_CATEGORIES = 50
+
+
+@dataclass(frozen=True)
+class Table(Source):
+    """Your own table, Parquet or CSV: one row per sample, a label column, if you like a client column.
+
+    Attributes:
+        path: The file, .parquet, .csv or .tsv (the latter two also as .gz).
+        label: Column of the label; its values, numbers or text, are the classes.
+        client: Column that names whom a row belongs to, for --data.partition natural; null if there is none.
+        split: Column that says train or test for each row; null takes a test share.
+        drop: Columns that are no features, such as [patient_id].
+        test_share: Share of every class that becomes the test set, where no column says; the same for every seed.
+    """
+
+    path: str = ""
+    label: str = ""
+    client: str | None = None
+    split: str | None = None
+    drop: tuple[str, ...] = ()
+    test_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        assemble.given_path(self.path, "my.parquet")
+        require(self.label != "", "data.label is missing: name the column of the label, for example --data.label y")
+        assemble.check_share(self.test_share)
+
+    def load(self) -> Dataset:
+        settings = {name: getattr(self, name) for name in ("label", "client", "split", "drop", "test_share")}
+        with assemble.blaming(self._file):
+            arrays = mapped({"": self._file}, self._read, settings | {"reader": "table", "version": VERSION})
+            return assemble.dataset(arrays)
+
+    def fingerprint(self) -> str:
+        return fingerprint.of_files({"": self._file})
+
+    @property
+    def _file(self) -> Path:
+        return assemble.given_path(self.path, "my.parquet")
+
+    def _read(self) -> dict[str, Array]:
+        table = _frame(self._file)
+        roles = {"label": self.label, "client": self.client, "split": self.split}
+        named = {role: column for role, column in roles.items() if column is not None}
+        for column in (*named.values(), *self.drop):
+            if column not in table.columns:
+                raise _no_column(column, list(table.columns))
+        require(len(set(named.values())) == len(named), f"label, client and split must be different columns: {named}")
+        table = table.drop(columns=[column for column in self.drop if column not in named.values()])
+        require(len(table) > 0, "the table has no rows")
+        for column in table.columns:
+            require(
+                not column.startswith("Unnamed:"),
+                f"{column!r} is a column without a name, often an index that was saved by accident; write the table "
+                f"without it, or leave it out by --data.drop ['{column}']",
+            )
+            _refuse_gaps(column, table[column])
+        labels = _classes(self.label, table[self.label])
+        arrays = {"train_x": np.arange(len(table))[:, None], "train_y": labels}
+        if self.client is not None:
+            arrays["owners"] = _numbered(table[self.client])[1]
+        if self.split is None:
+            arrays = assemble.split_off_test(arrays, self.test_share)
+        else:
+            arrays = self._split_by_column(arrays, table)
+        if "owners" in arrays:  # clients whose rows are all for testing are no clients
+            arrays["owners"] = np.unique(arrays["owners"], return_inverse=True)[1]
+        train, test = arrays["train_x"][:, 0], arrays["test_x"][:, 0]
+        features = [_features(column, table[column], train) for column in table.columns if column not in named.values()]
+        require(len(features) > 0, "no column is left for the features")
+        x = np.concatenate(features, axis=1)
+        arrays |= {"train_x": x[train], "test_x": x[test]}
+        return assemble.complete(arrays, self.test_share)
+
+    def _split_by_column(self, arrays: dict[str, Array], table: "pd.DataFrame") -> dict[str, Array]:
+        words = table[self.split].astype(str).str.strip().str.lower().to_numpy()
+        for word in np.unique(words):
+            require(word in ("train", "test"), f"column {self.split!r} must say train or test, got {word!r}")
+        is_test = words == "test"
+        require(0 < is_test.sum() < len(words), f"column {self.split!r} must have rows of both train and test")
+        unseen = np.setdiff1d(arrays["train_y"][is_test], arrays["train_y"][~is_test])
+        if len(unseen):
+            name = _numbered(table[self.label])[0][unseen[0]]
+            raise UserError(f"class {name!r} of column {self.label!r} has test rows but no training rows")
+        halves = {name: array[~is_test] for name, array in arrays.items()}
+        return halves | {"test_x": arrays["train_x"][is_test], "test_y": arrays["train_y"][is_test]}
+
+
+def _frame(file: Path) -> "pd.DataFrame":
+    """The file as a table."""
+    import pandas as pd
+
+    ending = "".join(file.suffixes[-2:]).lower() if file.suffix == ".gz" else file.suffix.lower()
+    require(
+        ending in (".parquet", ".pq", *SEPARATORS),
+        f"expected a table that ends with .parquet, .pq or {', '.join(SEPARATORS)}, got {file.name}",
+    )
+    try:
+        if ending in SEPARATORS:
+            table = pd.read_csv(file, sep=SEPARATORS[ending], low_memory=False)
+        else:
+            table = pd.read_parquet(file)
+    # pandas and Arrow have some dozen exceptions for files that are not what their name says.
+    except Exception as error:
+        raise UserError(f"not a readable {ending} table ({' '.join(str(error).split())[:200]})") from None
+    table.columns = table.columns.map(str)
+    require(table.columns.is_unique, f"columns must have different names, got {', '.join(table.columns)}")
+    return table
+
+
+def _no_column(name: str, known: list[str]) -> UserError:
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    more = f" and {len(known) - 40} more" if len(known) > 40 else ""
+    return UserError(f"no column {name!r}: {hint}there are {', '.join(known[:40])}{more}")
+
+
+def _refuse_gaps(name: str, column: "pd.Series[Any]") -> None:
+    """Refuse missing values and infinities: what stands for them is the user's decision."""
+    missing = column.isna().to_numpy()
+    if missing.any():
+        row = int(missing.argmax())
+        raise UserError(
+            f"column {name!r} has no value in row {row + 1} of {len(column)} ({int(missing.sum())} in all); fill or "
+            f"remove such rows, or leave the column out by --data.drop [{name}]"
+        )
+    if column.dtype.kind == "f":
+        infinite = ~np.isfinite(column.to_numpy(np.float64))
+        require(not infinite.any(), f"column {name!r} is infinite in row {int(infinite.argmax()) + 1}; correct it")
+
+
+def _classes(name: str, column: "pd.Series[Any]") -> Array:
+    """Labels 0 .. K - 1 in the order of the column's values."""
+    if column.dtype.kind == "f":
+        values = column.to_numpy(np.float64)
+        broken = values != np.floor(values)
+        require(not broken.any(), f"column {name!r} must hold classes, got the fraction {values[broken.argmax()]:g}")
+    classes, labels = _numbered(column)
+    require(len(classes) > 1, f"column {name!r} must hold at least two classes, got {classes[0]!r} alone")
+    return labels
+
+
+def _numbered(column: "pd.Series[Any]") -> tuple[list[Any], Array]:
+    """The different values in order, and for each row which it is."""
+    plain = column.to_numpy() if column.dtype.kind in "biufM" else column.astype(str).to_numpy(str)
+    values, numbers = np.unique(plain, return_inverse=True)
+    return values.tolist(), numbers.astype(np.int64)
+
+
+def _features(name: str, column: "pd.Series[Any]", train: Array) -> Array:
+    """Numbers standardised by the training rows, text as one column of 0 and 1 for each value."""
+    if column.dtype.kind in "biuf":
+        values = column.to_numpy(np.float64)
+        spread = values[train].std()
+        scaled: Array = (values - values[train].mean()) / (spread if spread > 0 else 1.0)
+        return scaled[:, None].astype(np.float32)
+    require(
+        column.dtype.kind not in "mMc",
+        f"column {name!r} holds {column.dtype}; turn it into numbers, or leave it out by --data.drop [{name}]",
+    )
+    categories, numbers = _numbered(column)
+    require(
+        len(categories) <= MOST_CATEGORIES,
+        f"column {name!r} holds text with {len(categories):,} different values, more than {MOST_CATEGORIES}; turn it "
+        f"into numbers, or leave it out by --data.drop [{name}]",
+    )
+    indicators: Array = numbers[:, None] == np.arange(len(categories))
+    return indicators.astype(np.float32)

@@ -1,0 +1,147 @@
+"""The client as Lightning sees it.
+
+A module with the method's prior loss, a callback that shows every step to the method, and a loader that follows the
+plan.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning.curvature.per_sample import squared_gradients
+from fl_lightning.data.plan import Plan
+from fl_lightning.errors import UserError
+from fl_lightning.method import Context, Method, Step
+from fl_lightning.params import Params, zip_map
+from fl_lightning.penalty import prior_loss
+from fl_lightning.task import Task, Weights
+
+
+class Client(pl.LightningModule):
+    """One client in one round: the task's loss plus the method's prior loss, by SGD."""
+
+    def __init__(self, method: Method, task: Task, context: Context, plan: Plan) -> None:
+        super().__init__()
+        self.model = task.model
+        self.method, self.task, self.plan = method, task, plan
+        self.penalty = method.penalty(context)
+        self.pull: Params = {}  # the penalty's gradient at the present step
+        self._params: Params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.losses: list[Tensor] = []
+        self.shares: list[float] = []
+
+    def params(self) -> Params:
+        """The live parameters by name."""
+        return self._params
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = self.task.likelihood(self.model(x), y)
+        self.losses.append(loss.detach())
+        self.shares.append(len(y) / len(self.plan.data))
+        if self.penalty is None:
+            return loss
+        prior, self.pull = prior_loss(self.penalty, self.params())
+        return loss + prior
+
+    @override
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        training = self.plan.training
+        return torch.optim.SGD(
+            self.params().values(),
+            lr=training.lr,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        )
+
+
+class Observer(pl.Callback):
+    """Shows every optimiser step of a `Client` to its method: the online Fisher is accumulated here."""
+
+    def __init__(self, method: Method, context: Context) -> None:
+        self.method = method
+        self.trace = method.trace(context)
+        self.num_steps = 0
+        self.batch: tuple[Tensor, Tensor] | None = None
+        self.grad: Params = {}
+        self.squares: Params | None = None
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.accumulate_grad_batches != 1:
+            raise UserError(
+                "the Fisher is made of the gradient of every batch, so accumulate_grad_batches must be 1, "
+                f"got {trainer.accumulate_grad_batches}; use a larger training.batch_size instead"
+            )
+        if str(trainer.precision) not in ("32-true", "64-true"):
+            raise UserError(
+                f"the Fisher needs full-precision gradients, got precision {trainer.precision}; use 32-true or 64-true"
+            )
+
+    @override
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: tuple[Tensor, Tensor], batch_idx: int
+    ) -> None:
+        if self.method.needs_squares:
+            assert isinstance(pl_module, Client)
+            weights = Weights(zip_map(torch.detach, pl_module.params()), dict(pl_module.model.named_buffers()))
+            self.squares = squared_gradients(pl_module.task, weights, *batch)
+
+    @override
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """The gradient of the likelihood alone: the total gradient less the penalty's, before clipping."""
+        if not self.method.observes:
+            return
+        assert isinstance(pl_module, Client)
+        params = pl_module.params()
+        total = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in params.items()}
+        if pl_module.penalty is not None:
+            total = zip_map(torch.sub, total, pl_module.pull)
+        elif trainer.gradient_clip_val is not None:
+            total = zip_map(torch.clone, total)  # clipping scales the gradients in place
+        self.grad = total
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: tuple[Tensor, Tensor],
+        batch_idx: int,
+    ) -> None:
+        if self.method.observes:
+            assert isinstance(pl_module, Client)
+            params = zip_map(torch.detach, pl_module.params())
+            fraction = len(batch[1]) / len(pl_module.plan.data)
+            epoch, position = divmod(self.num_steps, pl_module.plan.steps_per_epoch)
+            last = position == pl_module.plan.steps_per_epoch - 1
+            loss = pl_module.losses[-1]
+            step = Step(self.num_steps, params, self.grad, self.squares, fraction, epoch, last, loss)
+            self.trace = self.method.observe(self.trace, step)
+        self.num_steps += 1
+
+
+class EpochLoader:
+    """The plan's batches as a loader: whole batches, one plan epoch per Lightning epoch."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.epoch = 0
+        self.sampler = self  # Lightning calls `loader.sampler.set_epoch` before every epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.plan.steps_per_epoch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.plan.examples(self.epoch)

@@ -1,0 +1,109 @@
+"""How many rounds there are, who takes part in them, and how far everybody gets."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fl_lightning import streams
+from fl_lightning.errors import require
+from fl_lightning.method import Cohort, Method, Server
+from fl_lightning.training import Training
+
+
+@dataclass(frozen=True)
+class Federation:
+    """How many rounds, and who takes part in them.
+
+    Attributes:
+        rounds: Communication rounds (R).
+        fraction: Share of the clients that takes part in a round (participation, C); at least one client does.
+        cohort: Number of clients per round, instead of the fraction.
+        straggler_fraction: Share of the cohort that manages only some of its epochs, 1 to E - 1 at random.
+        start: Folder of a saved run whose final model is where round 1 starts; null starts from new weights.
+        weighting: Clients count by their numbers of samples (p_n = m_n / sum m), or all the same.
+    """
+
+    rounds: int = 20
+    fraction: float = 1.0
+    cohort: int | None = None
+    straggler_fraction: float = 0.0
+    start: str | None = None
+    weighting: Literal["samples", "uniform"] = "samples"
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, f"federation.rounds must be at least 1, got {self.rounds}")
+        require(0 < self.fraction <= 1, f"federation.fraction must lie in (0, 1], got {self.fraction}")
+        require(
+            self.cohort is None or self.cohort >= 1,
+            f"federation.cohort must be at least 1, or null to use federation.fraction, got {self.cohort}",
+        )
+        require(
+            self.cohort is None or self.fraction == 1,
+            f"federation.cohort {self.cohort} and federation.fraction {self.fraction} both say how many clients take "
+            "part; give only one of them",
+        )
+        require(
+            0 <= self.straggler_fraction <= 1,
+            f"federation.straggler_fraction must lie in [0, 1], got {self.straggler_fraction}",
+        )
+
+
+def draw_cohort(method: Method, server: Server, training: Training, federation: Federation, round: int) -> Cohort:
+    """The clients of a round, drawn without replacement, and how far each of them gets.
+
+    Both draws are the same for every method at one seed; a method that drops stragglers goes on with the others.
+    """
+    eligible = [n for n, size in enumerate(server.sizes) if size > 0]
+    number = cohort_size(federation, len(eligible))
+    chosen = torch.randperm(len(eligible), generator=streams.generator(server.seed, "cohort", round))[:number]
+    members = sorted(eligible[i] for i in chosen.tolist())
+    epochs = dict.fromkeys(members, training.epochs)
+    stragglers = draw_stragglers(members, training.epochs, federation, server.seed, round)
+    if method.drops_stragglers and len(stragglers) < len(members):
+        members = [n for n in members if n not in stragglers]
+    epochs |= stragglers
+    by_samples = federation.weighting == "samples"
+    sizes = [server.sizes[n] if by_samples else 1 for n in members]
+    population = sum(server.sizes) if by_samples else len(eligible)
+    return Cohort(
+        round=round,
+        members=tuple(members),
+        weights=tuple(size / sum(sizes) for size in sizes),
+        shares=tuple(size / population for size in sizes),
+        epochs=tuple(epochs[n] for n in members),
+        num_clients=len(server.sizes),
+        training=training,
+        server=server,
+    )
+
+
+def draw_stragglers(
+    members: Sequence[int], epochs: int, federation: Federation, seed: int, round: int
+) -> dict[int, int]:
+    """Which members manage only some epochs, and how many: uniform in 1 .. E - 1."""
+    number = math.floor(federation.straggler_fraction * len(members) + 0.5)
+    if number == 0 or epochs == 1:
+        return {}
+    stream = streams.generator(seed, "stragglers", round)
+    slow = torch.randperm(len(members), generator=stream)[:number].tolist()
+    managed = torch.randint(1, epochs, (number,), generator=stream).tolist()
+    return {members[i]: done for i, done in zip(slow, managed, strict=True)}
+
+
+def cohort_size(federation: Federation, num_eligible: int) -> int:
+    """How many clients take part in every round."""
+    return federation.cohort or max(1, math.floor(federation.fraction * num_eligible + 0.5))
+
+
+def check_participation(federation: Federation, sizes: Sequence[int]) -> None:
+    """Refuse a cohort that cannot be drawn."""
+    eligible = sum(1 for size in sizes if size > 0)
+    require(eligible > 0, "no client has any data; use more samples (data.subset) or fewer clients")
+    require(
+        federation.cohort is None or federation.cohort <= eligible,
+        f"federation.cohort asks for {federation.cohort} clients per round, but only {eligible} of the {len(sizes)} "
+        "clients have data; lower it or set federation.fraction instead",
+    )

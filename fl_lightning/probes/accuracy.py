@@ -1,0 +1,94 @@
+"""What is measured after every round: GA, LA and their spread, losses, traffic, time.
+
+GA is the test accuracy of the aggregated model. LA = sum_n p_n (accuracy of client n's model on the global test set),
+after local training and before aggregation; with all clients taking part, p_n = pi_n. AE and LF are the distances from
+a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fl_lightning.data.dataset import Dataset
+from fl_lightning.method import Method
+from fl_lightning.probes.reference import Reference
+from fl_lightning.record import Measurement, RoundRecord
+from fl_lightning.task import Score, Task, Weights
+
+# Test samples per forward pass: larger blocks leave the cache of a CPU and are slower.
+BLOCK = 1000
+
+
+def score(task: Task, models: Sequence[Weights], dataset: Dataset) -> list[Score]:
+    """Accuracy and NLL of several models: every block of test data is prepared once and shown to all of them."""
+    test_x, test_y = dataset.test_x.to(task.device), dataset.test_y.to(task.device)
+    correct = torch.zeros(len(models), dtype=torch.float64, device=task.device)
+    nll = torch.zeros_like(correct)
+    with task.evaluating():
+        for raw, y in zip(torch.split(test_x, BLOCK), torch.split(test_y, BLOCK), strict=True):
+            x = dataset.inputs(raw, task.dtype)
+            for index, weights in enumerate(models):
+                logits = task.logits(weights, x)
+                correct[index] += (logits.argmax(1) == y).sum()
+                nll[index] += task.likelihood(logits, y, reduction="sum")
+    return [Score(float(c) / len(test_y), float(n) / len(test_y)) for c, n in zip(correct, nll, strict=True)]
+
+
+def measure(
+    method: Method, task: Task, dataset: Dataset, record: RoundRecord, reference: Reference | None = None
+) -> Measurement:
+    """All numbers of a round; AE and LF against a reference posterior, if there is one."""
+    start = time.perf_counter()
+    server = Weights(record.after.state.params, record.after.buffers)
+    known = [result.score for result in record.clients if result.score is not None]
+    unknown = [Weights(r.local.params, r.local.buffers) for r in record.clients if len(known) < len(record.clients)]
+    scores = score(task, [server, *unknown], dataset) + ([] if unknown else known)
+    models = [server.params, *(result.local.params for result in record.clients)]
+    distances = reference.distances(models) if reference is not None else []
+    seconds_evaluation = time.perf_counter() - start
+    weights = record.cohort.weights
+    accuracies = torch.tensor([s.accuracy for s in scores[1:]], dtype=torch.float64)
+    low, first, middle, third, high = accuracies.quantile(torch.linspace(0, 1, 5, dtype=torch.float64)).tolist()
+    diagnosis = method.diagnose(record.before.state, record.cohort, record.reports, record.after.state)
+    metrics = {
+        "GA": scores[0].accuracy,
+        "LA": _mean([s.accuracy for s in scores[1:]], weights),
+        "LA_min": low,
+        "LA_q25": first,
+        "LA_median": middle,
+        "LA_q75": third,
+        "LA_max": high,
+        "NLL": scores[0].nll,
+        "train_loss": _mean([result.train_loss for result in record.clients], weights),
+        "prior_loss": _mean([result.prior_loss for result in record.clients], weights),
+        "bytes_down": float(record.bytes_down),
+        "bytes_up": float(record.bytes_up),
+        "gradient_evaluations": float(record.gradient_evaluations),
+        "seconds_local": record.seconds_local,
+        "seconds_server": record.seconds_server,
+        "seconds_evaluation": seconds_evaluation,
+        "seconds": record.seconds_local + record.seconds_server + seconds_evaluation,
+    }
+    clients: dict[str, list[Any]] = {
+        "client": list(record.cohort.members),
+        "samples": [len(result.local.data) for result in record.clients],
+        "steps": [result.local.num_steps for result in record.clients],
+        "accuracy": [s.accuracy for s in scores[1:]],
+        "train_loss": [result.train_loss for result in record.clients],
+        "prior_loss": [result.prior_loss for result in record.clients],
+    }
+    if distances:
+        metrics |= {"AE": distances[0], "LF": _mean(distances[1:], weights)}
+        clients["distance"] = distances[1:]
+    for name, value in diagnosis.items():
+        if isinstance(value, list):
+            clients[name] = value
+        else:
+            metrics[name] = value
+    return Measurement(metrics, clients)
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(weight * value for weight, value in zip(weights, values, strict=True))

@@ -1,0 +1,73 @@
+"""What happened in a round, and what was measured of it: what the loop gives to whoever consumes it."""
+
+from typing import Any, NamedTuple
+
+from fl_lightning.method import Cohort, Local
+from fl_lightning.params import Params
+from fl_lightning.task import Score
+
+
+class ClientResult(NamedTuple):
+    """A client of a round, as the consumer sees it.
+
+    Attributes:
+        local: The finished client; its model is `local.params`.
+        train_loss: Mean task loss along its training.
+        prior_loss: Value of the method's penalty at its final model, 0 without one.
+        score: Its model on the test set, if somebody has measured that already.
+    """
+
+    local: Local
+    train_loss: float
+    prior_loss: float
+    score: Score | None = None
+
+
+class Snapshot(NamedTuple):
+    """The server after a round: all that is needed to go on."""
+
+    round: int
+    state: Any
+    buffers: Params
+
+
+class RoundRecord(NamedTuple):
+    """What happened in a round.
+
+    Attributes:
+        round: r = 1, 2, ...
+        cohort: Who took part.
+        before: The server before the round.
+        clients: The members of the cohort after training and before aggregation.
+        reports: What they sent.
+        after: The server after the round.
+        bytes_down: Sent to all clients of the cohort, in float32.
+        bytes_up: Sent by all of them.
+        gradient_evaluations: Gradients of single samples that were computed.
+        seconds_local: Time of the local training.
+        seconds_server: Time of broadcast and aggregation.
+    """
+
+    round: int
+    cohort: Cohort
+    before: Snapshot
+    clients: list[ClientResult]
+    reports: list[Any]
+    after: Snapshot
+    bytes_down: int
+    bytes_up: int
+    gradient_evaluations: int
+    seconds_local: float
+    seconds_server: float
+
+
+class Measurement(NamedTuple):
+    """The numbers of one round.
+
+    Attributes:
+        metrics: One value each for the round, by name.
+        clients: One value for each member of the cohort, by name; `client` holds the ids.
+    """
+
+    metrics: dict[str, float]
+    clients: dict[str, list[Any]]

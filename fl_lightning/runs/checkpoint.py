@@ -1,0 +1,200 @@
+"""The server's state on disk: written after every round, atomically, the previous one kept.
+
+Reading executes no code. The file is a safetensors file whose header holds the round, the identity of the
+configuration, the numbers of all rounds so far, and a checksum of the tensors, so that a damaged file is never taken
+for a good one.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fl_lightning.errors import UserError
+from fl_lightning.record import Measurement, Snapshot
+from fl_lightning.system.atomic import write_atomically
+
+FORMAT = "fl_lightning checkpoint 1"
+# Written when a run has ended, by `fl_lightning.runs.files`.
+SETTINGS = "config.yaml"
+CURRENT, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
+
+
+class DamagedError(Exception):
+    """A file that is no complete checkpoint of ours."""
+
+
+class Saved(NamedTuple):
+    """A checkpoint: the server after a round, and the numbers of all rounds up to it."""
+
+    snapshot: Snapshot
+    history: list[Measurement]
+
+
+def write(folder: Path, identity: str, snapshot: Snapshot, history: Sequence[Measurement]) -> None:
+    """Save a round. Whenever the process dies, a complete checkpoint is left."""
+    leaves, _ = pytree.tree_flatten_with_path(_tree(snapshot))
+    tensors, numbers = {}, {}
+    memories: set[int] = set()
+    for path, leaf in leaves:
+        name = pytree.keystr(path)
+        if isinstance(leaf, Tensor):
+            tensor = leaf.detach().cpu().contiguous()
+            memory = tensor.untyped_storage().data_ptr()
+            # safetensors refuses shared memory; a copy of every tensor would be felt with full curvature.
+            tensors[name] = tensor.clone() if memory in memories else tensor
+            memories.add(memory)
+        else:
+            numbers[name] = leaf
+    header = {
+        "format": FORMAT,
+        "identity": identity,
+        "round": str(snapshot.round),
+        "numbers": json.dumps(numbers),
+        "history": json.dumps([measurement._asdict() for measurement in history]),
+        "checksum": str(_checksum(tensors)),
+    }
+    write_atomically(folder / CURRENT, save(tensors, metadata=header), keep=folder / PREVIOUS)
+
+
+def read(folder: Path, identity: str, template: Snapshot) -> Saved | None:
+    """The latest complete checkpoint of a folder, or None if there is none.
+
+    Args:
+        folder: The run's folder.
+        identity: Of the configuration that wants to go on.
+        template: The state before round 1, whose structure and shapes the checkpoint must have.
+
+    Raises:
+        UserError: If the checkpoint belongs to another configuration, or none is readable.
+    """
+    damages = []
+    for path in (folder / CURRENT, folder / PREVIOUS):
+        if path.exists():
+            try:
+                return _read_file(path, identity, template)
+            except DamagedError as damage:
+                damages.append(f"{path.name} {damage}")
+    if damages:
+        raise UserError(f"no readable checkpoint in {folder}: {'; '.join(damages)}; start this run again with --fresh")
+    return None
+
+
+class Parts(NamedTuple):
+    """A checkpoint as another run sees it, which does not know the method.
+
+    Attributes:
+        params: The server's model.
+        buffers: Its buffers.
+        state: The other named tensors of the server's state, by field and name: {"precision": {"weight": ...}}.
+    """
+
+    params: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    state: dict[str, dict[str, Tensor]]
+
+
+def read_parts(folder: Path) -> Parts:
+    """The model of a saved run, whatever its method.
+
+    Raises:
+        UserError: If there is no readable checkpoint.
+    """
+    path = _existing(folder)
+    try:
+        _, tensors = _contents(path)
+    except DamagedError as damage:
+        raise UserError(f"{path} {damage}; compute that run again with --fresh") from None
+    buffers: dict[str, Tensor] = {}
+    state: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if found := re.fullmatch(r"\[0\]\.(\w+)\['(.*)'\]", name):
+            state.setdefault(found[1], {})[found[2]] = tensor
+        elif found := re.fullmatch(r"\[1\]\['(.*)'\]", name):
+            buffers[found[1]] = tensor
+    return Parts(state.pop("params"), buffers, state)
+
+
+def identity_of(folder: Path) -> str:
+    """Which run, and which round of it, a folder holds: the tensors themselves are not read."""
+    path = _existing(folder)
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}); compute that run again with --fresh") from None
+    return f"{header.get('identity')} after round {header.get('round')}"
+
+
+def _existing(folder: Path) -> Path:
+    path = folder / CURRENT
+    if not path.exists():
+        if (settings := folder / SETTINGS).exists():  # finished, by a sweep
+            raise UserError(
+                f"the run in {folder} has ended without keeping its checkpoint, as sweeps do; give their study "
+                f"keep_checkpoints: true, or compute it again: fl-lightning run --config {settings} --fresh"
+            )
+        what = "there is no checkpoint in it" if folder.is_dir() else "there is no such folder"
+        raise UserError(f"expected the folder of a saved run, got {folder}: {what}; a finished run names its folder")
+    return path
+
+
+def remove(folder: Path, current: bool) -> None:
+    """Forget what a finished run does not need: the previous checkpoint, and on demand the current one."""
+    for name in (PREVIOUS, CURRENT) if current else (PREVIOUS,):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Header and tensors of a file that is complete."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DamagedError(f"is damaged ({error})") from None
+    if header.get("format") != FORMAT:
+        raise DamagedError("is no checkpoint of this program")
+    if header["checksum"] != str(_checksum(tensors)):
+        raise DamagedError("is damaged (its checksum does not match)")
+    return header, tensors
+
+
+def _read_file(path: Path, identity: str, template: Snapshot) -> Saved:
+    header, tensors = _contents(path)
+    if header["identity"] != identity:
+        raise UserError(
+            f"{path} belongs to another configuration ({header['identity']}, not {identity}); "
+            "choose another --out, or start again with --fresh"
+        )
+    values: dict[str, Any] = tensors | json.loads(header["numbers"])
+    leaves, structure = pytree.tree_flatten_with_path(_tree(template))
+    loaded = []
+    for key_path, like in leaves:
+        value = values.get(pytree.keystr(key_path))
+        if value is None or (isinstance(like, Tensor) and like.shape != value.shape):
+            raise DamagedError(f"does not fit the method: {pytree.keystr(key_path)} is missing or of another shape")
+        loaded.append(value.to(like.device, like.dtype) if isinstance(like, Tensor) else value)
+    state, buffers = pytree.tree_unflatten(loaded, structure)
+    history = [Measurement(**item) for item in json.loads(header["history"])]
+    return Saved(Snapshot(int(header["round"]), state, buffers), history)
+
+
+def _tree(snapshot: Snapshot) -> tuple[Any, Any]:
+    return snapshot.state, snapshot.buffers
+
+
+def _checksum(tensors: dict[str, Tensor]) -> int:
+    checksum = 0
+    for name in sorted(tensors):
+        checksum = zlib.crc32(name.encode(), checksum)
+        checksum = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, checksum)
+    return checksum

@@ -1,0 +1,21 @@
+"""Files that are there as a whole or not at all."""
+
+import os
+from pathlib import Path
+
+from fl_lightning.errors import UserError
+
+
+def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
+    """Replace a file as a whole, or not at all; optionally keep what it was."""
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            os.replace(path, keep)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; earlier rounds are safe") from error

@@ -1,0 +1,117 @@
+"""Several methods on the same problem: runs them one after the other and puts their results side by side."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from fl_lightning.config import RunConfig, configure
+from fl_lightning.errors import require
+from fl_lightning.experiment import check, run
+from fl_lightning.record import Measurement
+from fl_lightning.runs.folder import Result
+
+
+class Outcome(NamedTuple):
+    """One run of a comparison."""
+
+    variant: str
+    seed: int
+    result: Result
+
+
+Announce = Callable[[RunConfig, str], Callable[[int, Measurement], None]]
+
+
+def variant_settings(variant: str) -> dict[str, str]:
+    """The settings of a method with options, written `name+option=value+option=value`; `label:` may stand before it.
+
+    >>> variant_settings("product only:fola+strength=0+damping=1e-3")
+    {'method': 'fola', 'method.strength': '0', 'method.damping': '1e-3'}
+    """
+    name, *options = variant.rpartition(":")[2].split("+")
+    settings = {"method": name}
+    for option in options:
+        key, equals, value = option.partition("=")
+        require(bool(equals), f"a method's option is written name=value, got {option!r} in {variant!r}")
+        settings[f"method.{key}"] = value
+    return settings
+
+
+def label_of(variant: str) -> str:
+    """What a variant is called in tables and pictures."""
+    return variant.partition(":")[0]
+
+
+def compare(
+    settings: Mapping[str, Any],
+    variants: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    announce: Announce,
+    fresh: bool = False,
+) -> list[Outcome]:
+    """Run every variant at every seed. All settings are checked before the first run starts."""
+    for kind, names in (("method", list(map(label_of, variants))), ("seed", list(map(str, seeds)))):
+        twice = [name for name in names if names.count(name) > 1]
+        remedy = "give each a label of its own, as label:name+option=value" if kind == "method" else "name it once"
+        require(not twice, f"the {kind} {''.join(twice[:1])!r} is named twice; {remedy}")
+    configs = [
+        (variant, seed, configure({**settings, **variant_settings(variant), "seed": seed}))
+        for seed in seeds
+        for variant in variants
+    ]
+    for _, seed, config in configs:
+        if seed == seeds[0]:
+            check(config)
+    return [
+        Outcome(label_of(variant), seed, run(config, out, fresh, announce(config, label_of(variant))))
+        for variant, seed, config in configs
+    ]
+
+
+def rounds_to(history: Sequence[Measurement], threshold: float) -> int | None:
+    """The first round with GA at or above the threshold."""
+    return next((i for i, m in enumerate(history, start=1) if m.metrics["GA"] >= threshold), None)
+
+
+def table(outcomes: Sequence[Outcome], threshold: float) -> list[dict[str, str]]:
+    """One row per variant: mean and standard deviation over seeds of GA and LA, and the rounds to a threshold."""
+    rows = []
+    for variant in dict.fromkeys(outcome.variant for outcome in outcomes):
+        mine = [outcome for outcome in outcomes if outcome.variant == variant]
+        ended = [outcome.result for outcome in mine if outcome.result.status == "finished"]
+        reached = [rounds_to(outcome.result.history, threshold) for outcome in mine]
+        numbers = [number for number in reached if number is not None]
+        rows.append(
+            {
+                "method": variant,
+                "GA (%)": _spread([100 * result.final["GA"] for result in ended]),
+                "LA (%)": _spread([100 * result.final["LA"] for result in ended]),
+                f"rounds to {threshold:.0%}": (_spread(numbers, digits=0) if numbers else "never")
+                + (f" ({len(numbers)}/{len(mine)})" if numbers and len(numbers) < len(mine) else ""),
+                "runs": f"{len(mine)}"
+                if len(ended) == len(mine)
+                else f"{len(mine)}, {len(mine) - len(ended)} diverged",
+            }
+        )
+    return rows
+
+
+def mean_curves(outcomes: Sequence[Outcome]) -> dict[str, list[dict[str, float]]]:
+    """GA and LA by round for every variant, averaged over the runs that finished."""
+    curves = {}
+    for variant in dict.fromkeys(outcome.variant for outcome in outcomes):
+        histories = [o.result.history for o in outcomes if o.variant == variant and o.result.status == "finished"]
+        curves[variant] = [
+            {metric: fmean(m.metrics[metric] for m in measured) for metric in ("GA", "LA")}
+            for measured in zip(*histories, strict=True)
+        ]
+    return {variant: curve for variant, curve in curves.items() if curve}
+
+
+def _spread(values: Sequence[float], digits: int = 1) -> str:
+    if not values:
+        return "-"
+    mean = f"{fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {stdev(values):.1f}"
