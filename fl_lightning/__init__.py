@@ -1,6 +1,10 @@
 """Federated learning on heterogeneous data: FOLA and its rivals on PyTorch Lightning, Ray Tune and MLflow."""
 
-from fl_lightning.system import compatibility
+from fl_lightning.system import program
+
+program.prepare()  # first of all: the imports below take seconds
+
+from fl_lightning.system import compatibility  # noqa: E402
 
 # Before anything else imports Lightning, torchvision or MLflow.
 compatibility.silence_telemetry()

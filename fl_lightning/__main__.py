@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from fl_lightning.errors import UserError, unknown
-from fl_lightning.system import interrupts
+from fl_lightning.system import interrupts, program
 
 COMMANDS = {
     "run": "Run one experiment, or resume it.",
@@ -22,12 +22,20 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 0, 2 for bad input, 3 for divergence, 130 for Ctrl-C, 143 for SIGTERM."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None:
+        return _carry_out(list(arguments))
+    interrupts.install()
+    program.mend_streams()
+    code = _carry_out(sys.argv[1:])
+    if code > 128:
+        interrupts.leave(code)
+    return code
+
+
+def _carry_out(given: list[str]) -> int:
     if given == ["--version"]:
         print(f"fl_lightning {version('fl_lightning')}")
         return 0
-    if arguments is None:
-        interrupts.install()
     if not given or given[0] in ("-h", "--help"):
         print(usage())
         return 0 if given else 2
@@ -37,15 +45,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = importlib.import_module(f"fl_lightning.cli.{given[0]}")
         code: int = command.main(given[1:])
         return code
+    except KeyboardInterrupt:
+        return _stopped()
     except UserError as error:
+        if interrupts.requested():
+            return _stopped()
         print(f"fl-lightning: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("\nfl-lightning: stopped; finished rounds are saved, the same command goes on", file=sys.stderr)
-        return interrupts.exit_code()
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         sys.stderr.close()
         return 0
+    except Exception as error:
+        if interrupts.requested():
+            return _stopped()
+        if not program.lack_of_memory(error):
+            raise
+        program.say_lack_of_memory()
+        return 2
+
+
+def _stopped() -> int:
+    print("\nfl-lightning: stopped; finished rounds are saved, the same command goes on", file=sys.stderr)
+    return interrupts.exit_code()
 
 
 def usage() -> str:

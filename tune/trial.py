@@ -7,6 +7,7 @@ from typing import Any
 import fl_lightning  # noqa: F401 - its remedies come before anything that imports torchvision
 from fl_lightning.config import build
 from tune.packing import Compact, expand
+from tune.session import enrol
 from tune.work import News, Order, one_after_the_other, side_by_side
 
 import ray.tune  # isort: skip
@@ -26,6 +27,7 @@ class Trial(ray.tune.Trainable):
 
     def setup(self, config: dict[str, Any], packs: Sequence[Compact] = (), order: Order | None = None) -> None:
         """Ray starts a process here; `reset_config` gives it its next work."""
+        enrol()
         self._packs, self._order = packs, order
         self._start(config)
 

@@ -1,0 +1,87 @@
+"""What makes a program of this package: streams that are there, signals that are heard, errors that are one line.
+
+`import fl_lightning` by somebody else's program changes none of it.
+"""
+
+import errno
+import io
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from fl_lightning.system import interrupts
+
+NAME = "fl-lightning"
+MEMORY_WORDS = ("cannot allocate memory", "can't allocate memory", "out of memory", "can't start new thread")
+
+
+def prepare() -> None:
+    """Before anything is imported that takes seconds, where this process is `fl-lightning` or `-m fl_lightning`."""
+    by_module = sys.argv[:1] == ["-m"] and "fl_lightning" in sys.orig_argv
+    if by_module or (sys.argv and Path(sys.argv[0]).stem == NAME):
+        interrupts.end_at_once_while_loading()
+        sys.excepthook = _one_line
+        mend_streams()
+
+
+def mend_streams() -> None:
+    """Give the program the streams that its caller has closed, and let none of them stop it.
+
+    A closed descriptor would be given to the next file that is opened, a database for instance, and what a library
+    tells the user would be written into it. A progress line that nobody reads is no reason to stop, and a letter that
+    the terminal does not have is shown as a question mark.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream: TextIO | None = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if isinstance(sys.stderr, io.TextIOWrapper) and not isinstance(sys.stderr, _Forgiving):
+        old = sys.stderr
+        sys.stderr = _Forgiving(old.buffer, encoding=old.encoding, errors="replace", line_buffering=True)
+
+
+def lack_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory has run out, in whatever words of whatever library."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return isinstance(error, OSError | RuntimeError | ImportError) and any(
+        words in str(error).lower() for words in MEMORY_WORDS
+    )
+
+
+def say_lack_of_memory() -> None:
+    print(
+        f"{NAME}: this process cannot have as much memory as it needs; give it more (ulimit -v, the job's limit), or "
+        "choose a smaller model, batch or engine.chunk; finished rounds are saved",
+        file=sys.stderr,
+    )
+
+
+class _Forgiving(io.TextIOWrapper):
+    """Takes what it is told, and forgets it where nobody listens any more."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+def _one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if lack_of_memory(error):
+        say_lack_of_memory()
+    else:
+        sys.__excepthook__(kind, error, trace)
