@@ -86,9 +86,7 @@ def _start(address: str | None, **settings: Any) -> None:
 
     try:
         with interrupts.insistent():
-            ray.init(
-                address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **settings
-            )
+            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **settings)
         return
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
         interrupts.check()  # it may be the interrupt that Ray has failed at

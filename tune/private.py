@@ -9,6 +9,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 LOOPBACK = "127.0.0.1"
 MODE, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
@@ -38,7 +39,8 @@ def private() -> Iterator[None]:
 def read_again() -> None:
     """Let Ray look at the environment's token again; it remembers the one it has seen first."""
     if "ray" in sys.modules:
-        from ray._raylet import AuthenticationTokenLoader, Config
+        from ray import _raylet
 
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
+        core: Any = _raylet  # compiled: its names are not declared
+        core.Config.initialize("")
+        core.AuthenticationTokenLoader.instance().reset_cache()

@@ -1,7 +1,5 @@
 """A sweep in MLflow: one parent run, to which the runs of its settings and seeds belong."""
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +12,7 @@ import yaml
 from fl_lightning.errors import UserError
 from fl_lightning.runs.recording import adopt
 from fl_lightning.runs.track import PARENT_TAG, Tracker
+from fl_lightning.system import spreadsheet
 from fl_lightning.system.atomic import write_atomically
 from fl_lightning.system.text import render
 from tune.outcome import CellOutcome, rows
@@ -99,8 +98,4 @@ def _runs_csv(outcomes: Sequence[CellOutcome]) -> str:
             ending = {"status": result.status, "round": len(result.history), "run_id": result.run_id}
             lines.append({"case": outcome.cell.case, **config.flat(), **ending, **result.final})
     columns = list(dict.fromkeys(key for line in lines for key in line))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns)
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    return spreadsheet.lines(lines, columns)

@@ -142,7 +142,7 @@ def attempt_of(folder: Path) -> str:
     path = folder / ATTEMPT
     if not path.exists():
         write_atomically(path, json.dumps({"attempt": uuid.uuid4().hex}).encode())
-    attempt: str = json.loads(path.read_text())["attempt"]
+    attempt: str = json.loads(path.read_text(encoding="utf-8"))["attempt"]
     return attempt
 
 
@@ -160,7 +160,7 @@ def write_result(result: Result) -> None:
 
 def read_result(folder: Path) -> Result | None:
     try:
-        content = json.loads((folder / RESULT).read_text())
+        content = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError:

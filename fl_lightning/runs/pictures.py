@@ -12,6 +12,8 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 
+from fl_lightning.runs.labels import take_literally
+
 # Okabe and Ito's palette: distinguishable with every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 
@@ -124,6 +126,7 @@ def _ticks(number: int) -> list[int]:
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a picture as PNG."""
+    take_literally(figure)
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=150)
     return path

@@ -42,7 +42,7 @@ def mend_streams() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream: TextIO | None = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - to the end
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     if isinstance(sys.stderr, io.TextIOWrapper) and not isinstance(sys.stderr, _Forgiving):
