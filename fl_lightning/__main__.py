@@ -2,8 +2,11 @@
 
 import importlib
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
+from typing import Any
 
 from fl_lightning.errors import UserError, unknown
 from fl_lightning.system import interrupts, program
@@ -26,13 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _carry_out(list(arguments))
     interrupts.install()
     program.mend_streams()
-    code = _carry_out(sys.argv[1:])
+    warnings.formatwarning = _in_one_line
+    code = _carry_out(sys.argv[1:], load=interrupts.ending_at_once)
     if code > 128:
         interrupts.leave(code)
     return code
 
 
-def _carry_out(given: list[str]) -> int:
+def _carry_out(given: list[str], load: Callable[[], AbstractContextManager[None]] = nullcontext) -> int:
     if given == ["--version"]:
         print(f"fl_lightning {version('fl_lightning')}")
         return 0
@@ -42,7 +46,8 @@ def _carry_out(given: list[str]) -> int:
     try:
         if given[0] not in COMMANDS:
             raise unknown("command", given[0], COMMANDS)
-        command = importlib.import_module(f"fl_lightning.cli.{given[0]}")
+        with load():
+            command = importlib.import_module(f"fl_lightning.cli.{given[0]}")
         code: int = command.main(given[1:])
         return code
     except KeyboardInterrupt:
@@ -67,6 +72,11 @@ def _carry_out(given: list[str]) -> int:
 def _stopped() -> int:
     print("\nfl-lightning: stopped; finished rounds are saved, the same command goes on", file=sys.stderr)
     return interrupts.exit_code()
+
+
+def _in_one_line(message: Warning | str, *_: Any, **__: Any) -> str:
+    """A warning as all of the program speaks: without the place in the source."""
+    return f"fl-lightning: warning: {message}\n"
 
 
 def usage() -> str:

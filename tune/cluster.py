@@ -1,14 +1,17 @@
 """A Ray cluster to compute on: an existing one, or a local one for the time of the sweep."""
 
+import atexit
 import logging
 import os
 import re
 import socket
+import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from fl_lightning.errors import UserError, require
 from fl_lightning.system import interrupts
@@ -31,7 +34,7 @@ SETTINGS = {
 # What workers on other machines must know.
 PASSED_ON = ("FL_LIGHTNING_DATA", "FL_LIGHTNING_PLUGINS", "MLFLOW_TRACKING_URI")
 CONNECT_SECONDS = 5.0
-TOKEN_WORDS = re.compile(r"\btoken|unauthenticated|authenticat", re.IGNORECASE)
+TOKEN_WORDS = re.compile(r"token|authenticat", re.IGNORECASE)
 
 
 class Resources(NamedTuple):
@@ -61,6 +64,7 @@ def connected(address: str | None, resources: Resources, out: Path) -> Iterator[
 
     sweep_up()
     with ExitStack() as stack:
+        stack.callback(_no_farewell)
         if address is None:
             folder = stack.enter_context(session())
             stack.enter_context(private())
@@ -84,22 +88,47 @@ def _start(address: str | None, **settings: Any) -> None:
     """`ray.init`, quietly; what it cannot do is said in one line."""
     import ray
 
-    try:
-        with interrupts.insistent():
-            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **settings)
-        return
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
-        interrupts.check()  # it may be the interrupt that Ray has failed at
-        reason = " ".join(str(error).split())[:300]
-    if TOKEN_WORDS.search(reason):
-        raise UserError(
-            f"the Ray cluster at {address} refuses the token of this machine ({reason}); set RAY_AUTH_MODE=token and "
-            "copy ~/.ray/auth_token of the head here, or set RAY_AUTH_TOKEN to it (docs/cluster.md)"
-        )
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as murmur:
+        try:
+            with interrupts.insistent(), _errors_to(murmur) if address else nullcontext():
+                ray.init(
+                    address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **settings
+                )
+            return
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
+            interrupts.check()  # it may be the interrupt that Ray has failed at
+            reason = " ".join(str(error).split())[:300]
+        murmur.seek(0)
+        if TOKEN_WORDS.search(reason + murmur.read()):
+            raise UserError(
+                f"the Ray cluster at {address} does not take the token of this machine ({reason}); set "
+                "RAY_AUTH_MODE=token, and copy ~/.ray/auth_token of the head here or set RAY_AUTH_TOKEN to what it "
+                "holds (docs/cluster.md)"
+            )
     raise UserError(
         f"cannot reach a Ray cluster at {address or 'this machine'} ({reason}); start one with `ray start --head`, "
         "correct --address, or leave it out to compute on this machine"
     )
+
+
+@contextmanager
+def _errors_to(file: IO[str]) -> Iterator[None]:
+    """Let a file have what compiled code says on the standard error; Ray says there, and only there, why it fails."""
+    before = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def _no_farewell() -> None:
+    """Ray's colours would say "back to normal" at the end of the program, and a terminal show that as `[0m`."""
+    if "colorama" in sys.modules:
+        from colorama import initialise
+
+        atexit.unregister(initialise.reset_all)
 
 
 def _check_reachable(address: str) -> None:

@@ -32,14 +32,16 @@ def install() -> None:
             signal.signal(number, _remember)
 
 
-def end_at_once_while_loading() -> None:
-    """From now until `install`, both signals end the program: nothing is computed yet, and modules are half imported.
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """In this block both signals end the program: nothing is computed yet, and modules are half imported.
 
     An exception would be swallowed by some of them, and told as a page of text by the others.
     """
-    if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
-            signal.signal(number, _end)
+    for number in SIGNALS:
+        signal.signal(number, _end)
+    yield
+    install()
 
 
 def restore() -> None:

@@ -1,30 +1,14 @@
-"""What makes a program of this package: streams that are there, signals that are heard, errors that are one line.
-
-`import fl_lightning` by somebody else's program changes none of it.
-"""
+"""What a program needs of its surroundings: streams that are there and harm nobody, and memory."""
 
 import errno
 import io
 import os
 import sys
 from contextlib import suppress
-from pathlib import Path
-from types import TracebackType
 from typing import TextIO
-
-from fl_lightning.system import interrupts
 
 NAME = "fl-lightning"
 MEMORY_WORDS = ("cannot allocate memory", "can't allocate memory", "out of memory", "can't start new thread")
-
-
-def prepare() -> None:
-    """Before anything is imported that takes seconds, where this process is `fl-lightning` or `-m fl_lightning`."""
-    by_module = sys.argv[:1] == ["-m"] and "fl_lightning" in sys.orig_argv
-    if by_module or (sys.argv and Path(sys.argv[0]).stem == NAME):
-        interrupts.end_at_once_while_loading()
-        sys.excepthook = _one_line
-        mend_streams()
 
 
 def mend_streams() -> None:
@@ -78,10 +62,3 @@ class _Forgiving(io.TextIOWrapper):
     def flush(self) -> None:
         with suppress(OSError):
             super().flush()
-
-
-def _one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if lack_of_memory(error):
-        say_lack_of_memory()
-    else:
-        sys.__excepthook__(kind, error, trace)
