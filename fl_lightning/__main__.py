@@ -33,6 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = _carry_out(sys.argv[1:], load=interrupts.ending_at_once)
     if code > 128:
         interrupts.leave(code)
+    try:
+        sys.stdout.flush()
+    except OSError as error:  # a full disk, or nobody reads
+        if not isinstance(error, BrokenPipeError):
+            print(f"fl-lightning: {program.in_words(error) or error}", file=sys.stderr)
+        interrupts.leave(code or 2)
     return code
 
 
@@ -63,9 +69,9 @@ def _carry_out(given: list[str], load: Callable[[], AbstractContextManager[None]
     except Exception as error:
         if interrupts.requested():
             return _stopped()
-        if not program.lack_of_memory(error):
+        if (words := program.in_words(error)) is None:
             raise
-        program.say_lack_of_memory()
+        print(f"fl-lightning: {words}", file=sys.stderr)
         return 2
 
 

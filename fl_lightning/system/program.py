@@ -7,8 +7,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-NAME = "fl-lightning"
-MEMORY_WORDS = ("cannot allocate memory", "can't allocate memory", "out of memory", "can't start new thread")
+MEMORY_WORDS = ("cannot allocate memory", "can't allocate memory", "out of memory", "can't start new thread", "failed to map segment")
 
 
 def mend_streams() -> None:
@@ -30,24 +29,28 @@ def mend_streams() -> None:
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     if isinstance(sys.stderr, io.TextIOWrapper) and not isinstance(sys.stderr, _Forgiving):
-        old = sys.stderr
-        sys.stderr = _Forgiving(old.buffer, encoding=old.encoding, errors="replace", line_buffering=True)
+        letters = sys.stderr.encoding
+        sys.stderr = _Forgiving(sys.stderr.detach(), encoding=letters, errors="replace", line_buffering=True)
 
 
-def lack_of_memory(error: BaseException) -> bool:
+def in_words(error: Exception) -> str | None:
+    """A lack of memory or disk in one line; None for every other error."""
+    if _is_lack_of_memory(error):
+        return (
+            "this process cannot have as much memory as it needs; give it more (ulimit -v, the job's limit), or choose "
+            "a smaller model, batch or engine.chunk; finished rounds are saved"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.strerror} ({error.filename or 'where the output goes'}); make room; finished rounds are saved"
+    return None
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory has run out, in whatever words of whatever library."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     return isinstance(error, OSError | RuntimeError | ImportError) and any(
         words in str(error).lower() for words in MEMORY_WORDS
-    )
-
-
-def say_lack_of_memory() -> None:
-    print(
-        f"{NAME}: this process cannot have as much memory as it needs; give it more (ulimit -v, the job's limit), or "
-        "choose a smaller model, batch or engine.chunk; finished rounds are saved",
-        file=sys.stderr,
     )
 
 
