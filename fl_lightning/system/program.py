@@ -7,7 +7,13 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-MEMORY_WORDS = ("cannot allocate memory", "can't allocate memory", "out of memory", "can't start new thread", "failed to map segment")
+MEMORY_WORDS = (
+    "cannot allocate memory",
+    "can't allocate memory",
+    "out of memory",
+    "can't start new thread",
+    "failed to map segment",
+)
 
 
 def mend_streams() -> None:

@@ -46,7 +46,7 @@ def original(cell: str) -> str:
 def lines(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """Rows as CSV."""
     text = io.StringIO()
-    writer = csv.writer(text)
+    writer = csv.writer(text)  # its lines end with \r\n, so that it puts a cell with either of them in quotes
     writer.writerow([harmless(column) for column in columns])
     writer.writerows([harmless(row.get(column, "")) for column in columns] for row in rows)
     return text.getvalue()
@@ -58,4 +58,4 @@ def save(table: "pd.DataFrame", path: Path) -> None:
     for place in range(safe.shape[1]):
         if safe.dtypes.iloc[place].kind in "OTU":
             safe.isetitem(place, safe.iloc[:, place].map(harmless).array)
-    write_atomically(path, safe.to_csv(index=False).encode())
+    write_atomically(path, safe.to_csv(index=False, lineterminator="\r\n").encode())
