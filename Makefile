@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: setup demo test check golden bench format clean
+.PHONY: setup demo test check golden bench chaos format clean
 
 setup: $(INSTALLED)
 
@@ -30,6 +30,10 @@ golden: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# Longer and random: kills, damage, settings by chance. The seed is printed.
+chaos: setup
+	$(BIN)/python -m tests.faults.chaos --minutes 10
 
 format: setup
 	$(BIN)/ruff check --fix .
