@@ -134,6 +134,8 @@ class RunConfig:
         settings = {key: value for key, value in self.flat().items() if key not in NOT_IDENTITY}
         if (content := self.source.fingerprint()) is not None:  # what a file holds counts, not where it lies
             settings |= {"data.path": None, "data content": content}
+        if self.split.validation == 0:  # as for runs from before there was any
+            del settings["data.validation"]
         for name, item in fields_of(Probe).items():  # what is not probed leaves no mark
             if getattr(self.probe, name) == item.default:
                 del settings[f"probe.{name}"]
