@@ -311,25 +311,26 @@ def _tables(part: Part) -> Iterator[tuple[str, str, str, pd.DataFrame]]:
     runs, rounds = part.runs, part.rounds
     if not runs["ended"].any():
         return
+    chosen = f", {protocol}" if (protocol := contests.protocol(runs)) else ""
     yield (
         "accuracy",
         "GA, LA and rounds to thresholds",
-        f"At the best setting of every case. {tables.NOTE}",
+        f"At the best setting of every case{chosen}. {tables.NOTE}",
         tables.accuracy_and_rounds(runs, rounds, part.thresholds),
     )
     if contests.tuned(runs):
         yield (
             "best",
             "Best settings",
-            "Chosen and reported on the same seeds and test set, so a little too good for every case alike. With "
-            "unequal numbers of settings compare what to expect of the best of equally many.",
+            f"{protocol[:1].upper()}{protocol[1:]}. With unequal numbers of settings compare what to expect of the "
+            "best of equally many.",
             tables.best_settings(runs),
         )
     yield (
         "paired",
         "Paired comparison",
-        "Differences of GA on equal seeds and partitions; Wilcoxon's signed-rank test, with Holm's correction for all "
-        "tests of this table; effect: rank-biserial correlation from -1 to 1.",
+        f"Differences of GA on equal seeds and partitions, at the best setting of every case{chosen}. Wilcoxon's "
+        "signed-rank test, with Holm's correction for all tests of this table; effect: rank-biserial correlation from -1 to 1.",
         tables.paired_comparison(runs),
     )
     yield (

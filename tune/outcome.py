@@ -63,7 +63,9 @@ def ended(config: RunConfig, out: Path, stop: Stop | None) -> Result | None:
     if result is not None and stop is not None:
         enough = stop.enough([measured(measurement.metrics, stop.metric) for measurement in result.history])
         if enough is not None:
-            return replace(result, history=result.history[:enough])
+            # Whether it diverged later, this study would never have seen.
+            status = "stopped" if result.status == "diverged" else result.status
+            return replace(result, status=status, history=result.history[:enough])
     return None if result is None or result.status == "stopped" else result
 
 
@@ -85,7 +87,7 @@ def best_of(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:
 
 
 def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
-    """The table of a sweep: the best setting of every case in every environment, and what became of it on fresh seeds."""
+    """The table of a sweep: the best setting of every case in every environment, also on fresh seeds if it has some."""
     table = []
     varied = {key for outcome in outcomes for key in outcome.cell.environment}
     tuned = list(dict.fromkeys(key for outcome in outcomes for key in outcome.cell.point))
@@ -101,9 +103,10 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
             row["rounds"] = str(cell.config.federation.rounds)
         row |= {key: _short(cell.point.get(key, "")) for key in tuned}
         for metric in dict.fromkeys((study.metric, "GA", "LA", *probed)):
-            row[_title(metric)] = _mean(outcome.good, metric)
             if confirming and metric == _reported(study.metric):
                 row |= _confirmed(metric, outcome, confirming.get(cell.contest))
+            else:
+                row[_title(metric)] = _mean(outcome.good, metric)
         histories = [result.history for _, result in outcome.runs]
         for threshold in study.thresholds:
             row[f"rounds to {threshold:.0%}"] = arrival(histories, threshold, ".2f")
@@ -130,6 +133,7 @@ def _confirmed(metric: str, chosen: CellOutcome, confirming: CellOutcome | None)
     optimism = means[0] - means[1] if len(means) == 2 else None
     name = "optimism (points)" if percent else "optimism"
     return {
+        f"chosen {_title(metric)}": _mean(chosen.good, metric),
         f"confirmed {_title(metric)}": _mean(fresh, metric),
         name: "-" if optimism is None else f"{100 * optimism:+.2f}" if percent else f"{optimism:+.3g}",
     }

@@ -2,8 +2,8 @@
 
 GA is the test accuracy of the aggregated model. LA = sum_n p_n (accuracy of client n's model on the global test set),
 after local training and before aggregation; with all clients taking part, p_n = pi_n. GA_validation is the accuracy of
-the aggregated model on training samples that belong to nobody (`data.validation`), if there are any. AE and LF are the distances from
-a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`.
+the aggregated model on training samples that belong to nobody (`data.validation`), if there are any. AE and LF are the
+distances from a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`.
 """
 
 import time
