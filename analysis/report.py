@@ -330,7 +330,8 @@ def _tables(part: Part) -> Iterator[tuple[str, str, str, pd.DataFrame]]:
         "paired",
         "Paired comparison",
         f"Differences of GA on equal seeds and partitions, at the best setting of every case{chosen}. Wilcoxon's "
-        "signed-rank test, with Holm's correction for all tests of this table; effect: rank-biserial correlation from -1 to 1.",
+        "signed-rank test, with Holm's correction for all tests of this table; effect: rank-biserial correlation from "
+        "-1 to 1.",
         tables.paired_comparison(runs),
     )
     yield (

@@ -66,8 +66,8 @@ def accuracy_and_rounds(
 def best_settings(runs: pd.DataFrame, metric: str = "GA") -> pd.DataFrame:
     """The best setting of every case under all conditions, and what to expect of it on an equal budget.
 
-    Where it ran again on fresh seeds: `chosen`, the mean of the seeds that chose it; `confirmed`, that of the fresh ones;
-    and `optimism`, by how much the former looked too good.
+    Where it ran again on fresh seeds: `chosen`, the mean of the seeds that chose it; `confirmed`, that of the fresh
+    ones; and `optimism`, by how much the former looked too good.
     """
     best = contests.best_of_grid(runs, metric)
     tuned = contests.tuned(runs)

@@ -6,6 +6,7 @@ from typing import Any
 
 import fl_lightning  # noqa: F401 - its remedies come before anything that imports torchvision
 from fl_lightning.config import build
+from fl_lightning.runs.identity import identity
 from tune.packing import Compact, expand
 from tune.work import Instructions, TrialStatus, one_after_the_other, side_by_side
 
@@ -63,7 +64,9 @@ class Trial(ray.tune.Trainable):
         self._status, self._by_round = TrialStatus(), "settings" in config
         if self._by_round:
             configs = [build(settings) for settings in config["settings"]]
-            instructions = self._instructions._replace(tags={one.identity: {"case": config["case"]} for one in configs})
+            instructions = self._instructions._replace(
+                tags={identity(one): {"case": config["case"]} for one in configs}
+            )
             self._work = side_by_side(configs, instructions)
         else:
             self._work = one_after_the_other(expand(self._packs[config["pack"]]), self._instructions)

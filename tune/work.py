@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from fl_lightning import experiment
 from fl_lightning.config import RunConfig
 from fl_lightning.errors import UserError
-from fl_lightning.experiment import Keeping, Progress
+from fl_lightning.experiment import Outputs, Progress
 from fl_lightning.record import Measurement
+from fl_lightning.runs.identity import identity
 from tune.first_round import share_first_round
 from tune.outcome import measured
 from tune.study import Stop
@@ -25,21 +26,21 @@ class Instructions(NamedTuple):
 
     Attributes:
         out: Folder of all runs.
-        keeping: What stays of each run.
+        outputs: What stays of each run.
         tags: Of single runs, by their identity: what a run is called in tables and figures, and what it is for.
         stop: When a run need not go on.
         metric: What is good if large.
     """
 
     out: Path
-    keeping: Keeping
+    outputs: Outputs
     tags: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     stop: Stop | None = None
     metric: str = "GA"
 
-    def keeping_of(self, config: RunConfig) -> Keeping:
+    def outputs_of(self, config: RunConfig) -> Outputs:
         """What stays of this run; its MLflow run says which case it is."""
-        return self.keeping._replace(tags={**self.keeping.tags, **self.tags.get(config.identity, {})})
+        return self.outputs._replace(tags={**self.outputs.tags, **self.tags.get(identity(config), {})})
 
 
 class TrialStatus(NamedTuple):
@@ -89,20 +90,20 @@ def side_by_side(configs: Sequence[RunConfig], instructions: Instructions) -> Ge
     A seed that has ended counts with its last value; one that has diverged makes the setting worth nothing.
     """
     status = TrialStatus()
-    runs = {config.identity: _until(instructions.stop, _run(config, instructions)) for config in configs}
+    runs = {identity(config): _until(instructions.stop, _run(config, instructions)) for config in configs}
     latest: dict[str, float] = {}
     while runs:
         going = False
-        for config in [config for config in configs if config.identity in runs]:
+        for config in [config for config in configs if identity(config) in runs]:
             try:
-                for measurement in runs[config.identity]:
-                    latest[config.identity] = (
+                for measurement in runs[identity(config)]:
+                    latest[identity(config)] = (
                         float("-inf") if measurement is None else measured(measurement.metrics, instructions.metric)
                     )
                     going = True
                     break
                 else:
-                    del runs[config.identity]
+                    del runs[identity(config)]
                     status = status._replace(finished=status.finished + 1)
             except Exception as error:
                 yield _with_failure(status, config, error)
@@ -114,18 +115,18 @@ def side_by_side(configs: Sequence[RunConfig], instructions: Instructions) -> Ge
 
 
 def _runs(unit: Sequence[RunConfig], instructions: Instructions) -> Iterator[tuple[RunConfig, Progress]]:
-    left = {config.identity: config for config in unit}
+    left = {identity(config): config for config in unit}
     if len(unit) > 1:
         with suppress(Exception):  # what breaks the shared training will break, alone, the run that it belongs to
-            for config, progress in share_first_round(unit, instructions.out, keeping=instructions.keeping_of):
-                del left[config.identity]
+            for config, progress in share_first_round(unit, instructions.out, outputs=instructions.outputs_of):
+                del left[identity(config)]
                 yield config, progress
     for config in left.values():
         yield config, _run(config, instructions)
 
 
 def _run(config: RunConfig, instructions: Instructions) -> Progress:
-    return experiment.rounds(config, instructions.out, keeping=instructions.keeping_of(config))
+    return experiment.rounds(config, instructions.out, outputs=instructions.outputs_of(config))
 
 
 def _until(stop: Stop | None, progress: Progress) -> Iterator[Measurement | None]:
@@ -148,6 +149,6 @@ def _until(stop: Stop | None, progress: Progress) -> Iterator[Measurement | None
 
 def _with_failure(status: TrialStatus, config: RunConfig, error: Exception) -> TrialStatus:
     flat: dict[str, Any] = config.flat()
-    name = f"{flat['method']} seed {flat['seed']} ({config.identity})"
+    name = f"{flat['method']} seed {flat['seed']} ({identity(config)})"
     reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return status._replace(finished=status.finished + 1, failures={**status.failures, name: reason})
