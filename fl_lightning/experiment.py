@@ -15,7 +15,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
 from fl_lightning.data.partition import class_counts, held_out, partition, subset_indices, validating
 from fl_lightning.errors import Diverged, UserError
-from fl_lightning.federate import federate
+from fl_lightning.loop import federate
 from fl_lightning.probes import reference, ridge
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.record import Measurement, RoundRecord, Snapshot
