@@ -5,13 +5,16 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fl_lightning.config import RunConfig
 from fl_lightning.errors import UserError
+from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.folder import Result
 from fl_lightning.runs.recording import adopt
 from fl_lightning.runs.track import PARENT_TAG, Tracker
 from fl_lightning.system.atomic import write_atomically
@@ -63,9 +66,7 @@ class SweepRecord:
 
     def close(self, study: Study, outcomes: Sequence[CellOutcome], failures: Mapping[str, str]) -> None:
         """Adopt the runs that other sweeps have computed, and store the tables."""
-        for outcome in outcomes:
-            for config, result in outcome.runs:
-                adopt(config, self._out, result, {**self.child_tags, **purpose_tags(outcome.cell)})
+        outcomes = [outcome._replace(runs=self._adopted(outcome)) for outcome in outcomes]
         table, protocol = rows(outcomes, study), protocol_of(outcomes, study)
         best = render(table, markdown=True) if table else ""
         paths = [self._folder / "study.yaml"]
@@ -81,6 +82,15 @@ class SweepRecord:
         numbers = {"runs": float(ended), "failures": float(len(failures))}
         self._tracker.log_rounds([(0, numbers | ({f"best_{study.metric}": max(means)} if means else {}))])
         self._tracker.finish("FINISHED" if not failures else "FAILED")
+
+    def _adopted(self, outcome: CellOutcome) -> list[tuple[RunConfig, Result]]:
+        """The runs of a cell, as the present store knows them."""
+        runs = []
+        for config, result in outcome.runs:
+            whole = run_folder.latest(config, self._out) or result  # also what lies beyond this study's rule
+            known = adopt(config, self._out, whole, {**self.child_tags, **purpose_tags(outcome.cell)})
+            runs.append((config, replace(result, run_id=known.run_id)))
+        return runs
 
 
 def open_sweep(study: Study | Picture, out: Path, folder: Path) -> SweepRecord:
