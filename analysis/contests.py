@@ -254,16 +254,19 @@ def budget_remarks(found: pd.DataFrame) -> list[str]:
         number = int(found[name].sum())
         if number:
             remarks.append(f"{number} of {int(found['tried'].sum())} settings {words} and could not be chosen")
-    if found["confirmed"].any():
-        numbers = sorted(set(found.loc[found["confirmed"], "n"]))
-        remarks.append(
-            f"the numbers of the best settings are of {' or '.join(map(str, numbers))} fresh seeds, which had no part "
-            "in choosing them"
-        )
     for case, seeds in found.groupby("case", sort=False)["diverged_seeds"].sum().items():
         if seeds:
             remarks.append(f"{case}: {seeds} seed{'s' if seeds > 1 else ''} diverged; means are of the others")
     return remarks
+
+
+def confirmed_remarks(found: pd.DataFrame) -> list[str]:
+    """Whether the numbers are of seeds that had no part in choosing."""
+    if not len(found) or not found["confirmed"].any():
+        return []
+    numbers = sorted(set(found.loc[found["confirmed"], "n"]))
+    many = " or ".join(map(str, numbers))
+    return [f"the numbers of the best settings are of {many} fresh seeds, which had no part in choosing them"]
 
 
 def symbol(key: str) -> str:

@@ -117,7 +117,7 @@ def _best(runs: pd.DataFrame) -> list[str]:
             100 * (best["chosen_mean"] - best["mean"])[best["confirmed"]].groupby(best["case"], sort=False).mean()
         )
         each = ", ".join(f"{case} {points:+.1f}" for case, points in too_good.items())
-        sentences.append(f"The seeds that chose look better than the fresh ones by, in points: {each}.")
+        sentences.append(f"Optimism of the seeds that chose against fresh ones, in points of GA: {each}.")
     ranked = best.loc[best["n"] > 0].sort_values("mean", ascending=False)
     if len(list(contests.groups(best, contests.conditions(runs)))) == 1 and len(ranked) > 1:
         each = ", ".join(f"{row['case']} {row['mean']:.1%}".replace("%", " %") for _, row in ranked.iterrows())
