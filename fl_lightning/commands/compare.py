@@ -1,5 +1,7 @@
 """fl-lightning compare: several methods on the same problem, with a table and a picture."""
 
+import re
+import shlex
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 from fl_lightning import config as configuration
 from fl_lightning.errors import UserError, require
 from fl_lightning.flags import CommandParser
+from tune import study_file
 
 EPILOG = """All settings of `fl-lightning run` may follow, except method and seed; see fl-lightning run --help.
 Example: fl-lightning compare --methods fedavg,fola,offline:fola+curvature=offline --seeds 0,1,2 --data.alpha 0.01"""
@@ -21,6 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--threshold", type=float, default=0.8, help="GA whose round of arrival is reported [0.8]")
     parser.add_argument("--config", action="append", default=[], help="YAML file with settings; flags override it")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
+    parser.add_argument("--name", help="to select its runs by, as fl-lightning report --study NAME [from the methods]")
     parser.add_argument("--picture", type=Path, help="where to save the learning curves [OUT/comparison.png]")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
@@ -34,6 +38,14 @@ def main(arguments: Sequence[str]) -> int:
         seeds = [int(seed) for seed in options.seeds.split(",")]
     except ValueError:
         raise UserError(f"--seeds must be whole numbers with commas, got {options.seeds!r}") from None
+    require(
+        options.name is None or re.fullmatch(r"[A-Za-z0-9_.=+-]+", options.name) is not None,
+        f"--name takes letters, digits and any of _ . = + -, got {options.name!r}",
+    )
+    require(
+        options.name not in study_file.names(),
+        f"--name {options.name} is the name of a study; choose another, so that the two can be told apart",
+    )
     settings = configuration.flags_to_settings(flags)
     for key in ("method", "seed"):
         require(key not in settings, f"--{key} is what a comparison varies; use --{key}s")
@@ -64,7 +76,8 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
         bars.append(Progress(config.federation.rounds, f"{variant} seed {config.seed}"))
         return bars[-1].show
 
-    outcomes = comparison.compare(settings, variants, seeds, options.out, announce, options.fresh)
+    name = options.name or comparison.name_of(settings, variants)
+    outcomes = comparison.compare(settings, variants, seeds, options.out, announce, options.fresh, name)
     bars[-1].close()
     print(comparison.render(comparison.table(outcomes, options.threshold), options.markdown))
     for outcome in outcomes:
@@ -74,3 +87,4 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
     if curves:
         print(f"\nlearning curves  {pictures.save(pictures.learning_curves(curves), options.picture)}")
     print(f"compare runs     fl-lightning ui --out {options.out}")
+    print(f"their report     fl-lightning report --runs {options.out} --study {shlex.quote(name)}")
