@@ -117,9 +117,9 @@ def alike(text: str, pairs: Sequence[tuple[Mean, Mean]]) -> Statement:
         pairs: Both means at every place.
     """
     gap = sum(abs(one.value - other.value) for one, other in pairs) / max(len(pairs), 1)
+    found = joined(text.format(gap=f"{gap:.1f} points"), [compared("", *pair, lambda *_: gap < SAME) for pair in pairs])
     lost = any(side.diverged for pair in pairs for side in pair)
-    each = [compared("", one, other, lambda *_: gap < SAME and not lost) for one, other in pairs]
-    return joined(text.format(gap=f"{gap:.1f} points"), each)
+    return found._replace(true=False) if lost and found.true is not None else found
 
 
 class Finding(NamedTuple):

@@ -108,7 +108,8 @@ def every_alpha(part: Part) -> Finding:
     need_cases(part.runs, "FOLA")
     need_only(part.runs, [*keys, "federation.rounds"])
     rounds = part.runs["federation.rounds"]
-    tried = contests.best_of_grid(part.runs.loc[rounds.eq(rounds.groupby(part.runs["data.alpha"]).transform("min"))])
+    first_stage = part.runs.loc[rounds.eq(rounds.groupby(part.runs["data.alpha"]).transform("min"))]
+    tried = contests.best_of_grid(first_stage, keys=keys)
     # What a case owes to having tried more settings than others, where all of them were run.
     luck = {(row["data.alpha"], row["case"]): 100 * (row["mean"] - row["expected"]) for _, row in tried.iterrows()}
     means = best_means(contests.best_of_grid(contests.final_stage(part.runs), keys=keys), keys)

@@ -10,7 +10,6 @@ from typing import Any
 from fl_lightning import config as configuration
 from fl_lightning.errors import UserError, require
 from fl_lightning.flags import CommandParser
-from tune import study_file
 
 EPILOG = """All settings of `fl-lightning run` may follow, except method and seed; see fl-lightning run --help.
 Example: fl-lightning compare --methods fedavg,fola,offline:fola+curvature=offline --seeds 0,1,2 --data.alpha 0.01"""
@@ -29,6 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
     options, flags = parser.parse_known_args(list(arguments))
+    from tune import study_file  # which imports this package
+
     flags = [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
     require(0 < options.threshold <= 1, f"--threshold must lie in (0, 1], got {options.threshold:g}; 0.8 is 80 %")
     options.picture = writable_picture(options.picture or options.out / "comparison.png")
