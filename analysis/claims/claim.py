@@ -25,6 +25,11 @@ def need(condition: object, why: str) -> None:
         raise CannotTell(why)
 
 
+def written(value: float, spec: str) -> str:
+    """A number, or a dash where there is none."""
+    return "–" if math.isnan(value) else format(value, spec)
+
+
 class Mean(NamedTuple):
     """A mean over the seeds of a case that ended.
 
@@ -49,7 +54,7 @@ class Mean(NamedTuple):
         >>> f"{Mean(81.23, 2, 1):.1f} %, {Mean():.1f} %"
         '81.2 (1 of 3 seeds diverged) %, – %'
         """
-        number = "–" if math.isnan(self.value) else format(self.value, spec)
+        number = written(self.value, spec)
         return f"{number} ({self.diverged} of {self.seeds} seeds diverged)" if self.diverged else number
 
 
@@ -117,7 +122,9 @@ def alike(text: str, pairs: Sequence[tuple[Mean, Mean]]) -> Statement:
         pairs: Both means at every place.
     """
     gap = sum(abs(one.value - other.value) for one, other in pairs) / max(len(pairs), 1)
-    found = joined(text.format(gap=f"{gap:.1f} points"), [compared("", *pair, lambda *_: gap < SAME) for pair in pairs])
+    found = joined(
+        text.format(gap=f"{written(gap, '.1f')} points"), [compared("", *pair, lambda *_: gap < SAME) for pair in pairs]
+    )
     lost = any(side.diverged for pair in pairs for side in pair)
     return found._replace(true=False) if lost and found.true is not None else found
 

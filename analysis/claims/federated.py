@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import contests, tables
-from analysis.claims.claim import Finding, Mean, Statement, alike, compared, joined, need, unknown
+from analysis.claims.claim import Finding, Mean, Statement, alike, compared, joined, need, unknown, written
 from analysis.claims.means import best_means, need_cases, need_only, where_words
 from analysis.parts import Part
 from analysis.statistics import mean_interval
@@ -96,8 +96,8 @@ def convergence(part: Part) -> Finding:
             held.append(unknown(f"{place}final GA", "no other method has ended"))
             continue
         best = max(others, key=lambda case: (not others[case].diverged, others[case].value))
-        difference = fola.value - others[best].value
-        text = f"{place}final GA {difference:+.1f} points against the best other method ({best})"
+        difference = written(fola.value - others[best].value, "+.1f")
+        text = f"{place}final GA {difference} points against the best other method ({best})"
         held.append(compared(text, fola, others[best], operator.gt))
     return Finding(table, held)
 
@@ -126,8 +126,8 @@ def every_alpha(part: Part) -> Finding:
             held.append(unknown(f"α = {alpha:g}", "no other method has ended"))
             continue
         best = max(others, key=lambda case: (not others[case].diverged, others[case].value))
-        difference = even["FOLA"].value - others[best].value
-        text = f"α = {alpha:g}: {difference:+.1f} points over {best} at equal budgets"
+        difference = written(even["FOLA"].value - others[best].value, "+.1f")
+        text = f"α = {alpha:g}: {difference} points over {best} at equal budgets"
         held.append(compared(text, even["FOLA"], others[best], operator.gt))
     return Finding(pd.DataFrame(rows), held)
 

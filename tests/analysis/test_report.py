@@ -98,6 +98,10 @@ def test_the_whole_catalogue_fits_some_study(smoke_store):
         (["--study", "demo", "--scale", "paper"], "unknown scale of demo 'paper'"),
         (["--scale", "smoke"], "--scale needs --study"),
         (["--nonsense"], "--nonsense"),
+        (["--where", "data.alpha"], "--where is written key=value"),
+        (["--where", "data.alhpa=1"], "did you mean 'data.alpha'"),
+        (["--where", "data.alpha=77"], "no run has data.alpha = 77"),
+        (["--study", "demo", "--where", "data.alpha=77"], "no run of the study demo has data.alpha = 77"),
     ],
 )
 def test_mistakes_in_one_line(smoke_store, tmp_path, capsys, arguments, words):
@@ -110,6 +114,37 @@ def test_mistakes_in_one_line(smoke_store, tmp_path, capsys, arguments, words):
     assert words in captured.err
     assert "Traceback" not in captured.err
     assert not (tmp_path / "r").exists()
+
+
+def test_only_runs_that_are_asked_for(odd_store, tmp_path):
+    arguments = ["report", "--runs", str(odd_store), "--out", str(tmp_path), "--quiet"]
+    assert main([*arguments, "--where", "seed=0", "--where", "seed=1", "--where", "method=fedavg"]) == 0
+    chosen = pd.read_csv(next(tmp_path.glob("tables/*-runs.csv")))
+    assert sorted(chosen["seed"]) == [0, 1]
+    assert set(chosen["method"]) == {"fedavg"}
+    assert "only those with seed = 0 or 1 and method = fedavg" in (tmp_path / "index.html").read_text()
+
+
+def test_a_comparison_is_a_study_to_select_by(out, tmp_path, capsys):
+    flags = ["--data.clients", "4", "--model.hidden", "[8]", "--training.epochs", "1", "--out", str(out)]
+    compare = ["compare", "--methods", "fedavg,flat:fola+strength=0", *flags, "--data", "digits"]
+    for rounds, seeds in ((2, "0,1"), (3, "0")):
+        assert main([*compare, "--seeds", seeds, "--federation.rounds", str(rounds)]) == 0
+    name = re.search(r"report --runs \S+ --study (\S+)", capsys.readouterr().out)[1]
+    first, second = sorted(runs.Runs(out).studies, key=lambda study: study == name)
+    assert second == name
+    assert first.startswith("fedavg-flat-")
+    assert set(runs.load(out, study=first)["case"]) == {"FedAvg", "flat"}
+    assert len(runs.load(out, study=first)) == 4
+    assert main([*compare, "--federation.rounds", "3", "--name", "mine"]) == 0  # runs that are there already
+    assert set(runs.load(out, study="mine")["run_id"]) == set(runs.load(out, study=second)["run_id"])
+    capsys.readouterr()
+    assert main([*compare, "--name", "laplace"]) == 2
+    assert "is the name of a study" in capsys.readouterr().err
+    written = report.write(tmp_path / "report", out)
+    text = written.page.read_text()
+    assert all(f'id="{study}-all"' in text for study in (first, second, "mine"))
+    assert not [sentence for sentence in written.findings if sentence.startswith(report.FAILED)]
 
 
 def test_no_store_and_no_place(tmp_path, smoke_store, capsys, monkeypatch):
