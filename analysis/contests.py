@@ -245,9 +245,9 @@ def _described(
 
 def protocol(table: pd.DataFrame) -> str:
     """How the numbers of the best settings came about; empty if there was nothing to choose from."""
-    if not len(table) or not tuned(table):
-        return ""
-    return str(table.attrs.get("protocol") or best.protocol("GA", sorted(table["seed"].unique())))
+    if "protocol" in table.attrs:  # a study knows what it has tried, also for those runs that are not in this table
+        return str(table.attrs["protocol"])
+    return best.protocol("GA", sorted(table["seed"].unique())) if len(table) and tuned(table) else ""
 
 
 def chosen_runs(found: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:

@@ -19,9 +19,16 @@ def attributes(content: Mapping[str, Any]) -> dict[str, Any]:
         "cases": sorted(keys.cases),
         "metric": metric,
     }
-    if seeds := content.get("seeds"):
-        known["protocol"] = best.protocol(metric, seeds, confirming(content))
+    fresh, chooses = confirming(content), _chooses(content)
+    known["protocol"] = best.protocol(metric, content["seeds"], fresh) if content.get("seeds") and chooses else ""
     return known
+
+
+def _chooses(content: Mapping[str, Any]) -> bool:
+    """Whether there is anything to choose from, or a choice to confirm."""
+    spaces = [content.get("space") or {}, *(case.get("space") or {} for case in content.get("cases") or ())]
+    ranges = [values for space in spaces for values in space.values()]
+    return bool(confirming(content)) or any(kind != "grid" or len(values) > 1 for kind, values in ranges)
 
 
 def confirming(content: Mapping[str, Any]) -> list[int]:

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis import contests, runs, tables
+from analysis import contests, runs, studies, tables
 from fl_lightning.record import Measurement
 from fl_lightning.runs.folder import Result, folder_of, write_result
 from tune import record
 from tune.grid import cells
 from tune.outcome import best_of, outcome_of, rows
-from tune.study import Case, Confirm, Range, Stop, Study
+from tune.study import Case, Confirm, Range, Search, Stop, Study
 
 BASE = {"data": "digits", "federation.rounds": 3, "data.validation": 0.1}
 STUDY = Study(
@@ -144,3 +144,22 @@ def test_a_confirmation_that_is_not_there_for_all_is_not_used(out):
     assert not best.loc[1.0].any()
     # Where a picture compares values of a tuned setting, all of them are of the seeds that chose.
     assert not contests.best_of_grid(table, "GA", ["data.alpha", "data.clients"])["confirmed"].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "same seeds and the test set, as in the paper"),
+        ({"metric": "GA_validation"}, "chosen by GA_validation and reported on the test set"),
+        ({"confirm": Confirm((7, 8))}, "confirmed: the test set on seeds 7 and 8"),
+        ({"space": {"data.clients": Range("grid", (3,))}, "cases": STUDY.cases[:1]}, ""),  # nothing to choose from
+        ({"space": {"training.lr": Range("uniform", (0.1, 1.0))}, "search": Search("random", 2)}, "as in the paper"),
+    ],
+)
+def test_a_report_knows_how_settings_were_chosen_from_the_study_as_it_is_stored(changes, words, out):
+    study = replace(STUDY, **changes)
+    record.open_sweep(study, out, out / "sweep").store([out / "sweep" / "study.yaml"])
+    (sweep,) = runs.Runs(out).sweeps
+    found = studies.attributes(sweep.content)["protocol"]
+    assert words in found
+    assert bool(words) == bool(found)
