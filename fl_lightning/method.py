@@ -139,6 +139,28 @@ class Local(NamedTuple):
     plan: Plan
 
 
+class ClientHooks(Protocol):
+    """What an engine asks of whoever has clients trained: a method, or several that watch the same training.
+
+    The hooks are explained where `Method` has them.
+    """
+
+    def penalty(self, context: Context) -> Penalty | None: ...
+
+    def trace(self, context: Context) -> Any: ...
+
+    def observe(self, trace: Any, step: Step) -> Any: ...
+
+    @property
+    def observes(self) -> bool: ...
+
+    @property
+    def needs_squares(self) -> bool: ...
+
+    @property
+    def one_by_one(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """One federated method. Its fields are its hyperparameters; its hooks stand in the order of a round.
