@@ -34,12 +34,14 @@ class Server(NamedTuple):
         sizes: Numbers of training samples of all clients.
         holdout: Data that belong to no client (`data.holdout`), possibly none.
         seed: Key of the server's own random draws; use it through `fl_lightning.streams` with a purpose of your own.
+        smallest_batch: The fewest samples that the model can be trained on at once: 1, mostly 2 with BatchNorm.
     """
 
     task: Task
     sizes: tuple[int, ...]
     holdout: ClientData
     seed: int
+    smallest_batch: int = 1
 
 
 class Cohort(NamedTuple):

@@ -35,7 +35,7 @@ def squared_gradients(task: Task, weights: Weights, x: Tensor, y: Tensor, mask: 
         mask: Which samples count (1 or 0), for padded batches under vmap.
     """
     require(
-        not task.couples_samples,
+        not task.has_batch_norm,
         "per-sample gradients do not exist in a network with BatchNorm, whose samples depend on each other; "
         "use --method.fisher minibatch or a model without BatchNorm",
     )
@@ -118,7 +118,9 @@ def _recorded(
     """The calls of these layers in a forward pass, and the sum of the losses."""
     calls: list[_Call] = []
 
-    def remember(name: str, layer: nn.Module, positional: tuple[Tensor, ...], named: Any, output: Tensor) -> None:
+    def remember(
+        name: str, layer: nn.Module, positional: tuple[Tensor, ...], named: Mapping[str, Tensor], output: Tensor
+    ) -> None:
         (given,) = (*positional, *named.values())
         calls.append(_Call(name, given.detach(), output, given._version + output._version))
 

@@ -50,6 +50,13 @@ class Client(pl.LightningModule):
         return loss + prior
 
     @override
+    def on_after_backward(self) -> None:
+        """A parameter that the loss does not depend on has gradient zero: torch.optim would spare it the decay."""
+        for parameter in self.params().values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
         training = self.plan.training
         return torch.optim.SGD(
@@ -99,8 +106,7 @@ class Observer(pl.Callback):
         if not self.hooks.observes:
             return
         assert isinstance(pl_module, Client)
-        params = pl_module.params()
-        total = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in params.items()}
+        total = {name: p.grad for name, p in pl_module.params().items() if p.grad is not None}
         if pl_module.penalty is not None:
             total = zip_map(torch.sub, total, pl_module.pull)
         elif trainer.gradient_clip_val is not None:

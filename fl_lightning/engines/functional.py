@@ -10,6 +10,7 @@ from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from fl_lightning import streams
+from fl_lightning.batching import couples_samples
 from fl_lightning.curvature.per_sample import squared_gradients
 from fl_lightning.data.augment import Choices
 from fl_lightning.data.plan import Plan
@@ -35,7 +36,8 @@ class Functional(Engine):
 
     Attributes:
         chunk: Clients trained at once: 1 is a plain loop, more are batched by torch.func.vmap, auto picks by device,
-            model size and how alike the clients' sizes are. Networks with BatchNorm are always trained one by one.
+            model size and how alike the clients' sizes are. Networks whose samples depend on each other, as BatchNorm
+            makes them, are always trained one by one.
     """
 
     chunk: int | Literal["auto"] = "auto"
@@ -48,7 +50,7 @@ class Functional(Engine):
     def fit(
         self, hooks: ClientHooks, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
     ) -> Iterator[Fit]:
-        chunk = 1 if hooks.one_by_one else self.chunk_for(task, [plan.num_steps for plan in plans])
+        chunk = 1 if hooks.one_by_one else self._chunk(task, plans)
         for first in range(0, len(plans), chunk):
             members = range(first, min(first + chunk, len(plans)))
             if len(members) == 1:
@@ -59,12 +61,16 @@ class Functional(Engine):
                 yield from train_many(hooks, task, chunk_context, buffers, [plans[i] for i in members])
 
     def trains_apart(self, task: Task, plans: Sequence[Plan]) -> bool:
-        return self.chunk_for(task, [plan.num_steps for plan in plans]) == 1 or len(plans) == 1
+        return self._chunk(task, plans) == 1 or len(plans) == 1
+
+    def _chunk(self, task: Task, plans: Sequence[Plan]) -> int:
+        """The number of these clients to train at once."""
+        chunk = self.chunk_for(task, [plan.num_steps for plan in plans])
+        # The samples that pad smaller batches must not change the outputs of the others.
+        return 1 if chunk > 1 and couples_samples(task, plans[0].data) else chunk
 
     def chunk_for(self, task: Task, steps: Sequence[int]) -> int:
         """The number of clients to train at once, given the steps that each of them takes."""
-        if task.couples_samples:
-            return 1  # the padding of smaller batches would enter BatchNorm's statistics
         if self.chunk != "auto":
             return int(self.chunk)
         if task.device.type != "cpu":
@@ -193,7 +199,7 @@ def _empty_traces(start_trace: Any, own: Any, number: int) -> Any:
 def _padded_schedule(plans: Sequence[Plan]) -> Tensor:
     """(steps, clients, batch) places in the training set, -1 where a client has no sample."""
     steps = max(plan.num_steps for plan in plans)
-    width = max(min(plan.training.batch_size or len(plan.data), len(plan.data)) for plan in plans)
+    width = max(max(plan.batch_sizes) for plan in plans)
     schedule = torch.full((steps, len(plans), width), -1)
     for position, plan in enumerate(plans):
         for step, batch in enumerate(plan.all_batches()):
