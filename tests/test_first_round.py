@@ -11,9 +11,10 @@ from fl_lightning import discovery, experiment
 from fl_lightning.config import configure
 from fl_lightning.engines.functional import Functional
 from fl_lightning.errors import UserError
-from fl_lightning.experiment import Keeping
-from fl_lightning.federate import federate
-from tests.methods import test_contract as contract
+from fl_lightning.experiment import Outputs
+from fl_lightning.loop import federate
+from fl_lightning.runs.identity import identity
+from tests.methods.variants import variants as with_choices
 from tune.comparison import variant_settings
 from tune.first_round import share_first_round, train_together
 
@@ -31,7 +32,7 @@ SETTINGS = {
     "engine.chunk": 1,
 }
 EPOCHS = (2, 3, 5)
-SLIM = Keeping(pictures=False, checkpoint=False)
+SLIM = Outputs(pictures=False, checkpoint=False)
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +49,8 @@ def timeless(result):
 
 def shared(configs, out):
     return {
-        config.identity: experiment.finish(progress)
-        for config, progress in share_first_round(configs, out, keeping=lambda _: SLIM)
+        identity(config): experiment.finish(progress)
+        for config, progress in share_first_round(configs, out, outputs=lambda _: SLIM)
     }
 
 
@@ -75,8 +76,8 @@ def test_runs_that_share_are_measured_as_by_themselves(tmp_path):
     together = shared(configs, tmp_path / "together")
     assert len(together) == len(configs)
     for config in configs:
-        alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", keeping=SLIM))
-        assert timeless(together[config.identity]) == timeless(alone), config.identity
+        alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", outputs=SLIM))
+        assert timeless(together[identity(config)]) == timeless(alone), identity(config)
 
 
 @pytest.mark.parametrize("changes", [{"training.momentum": 0.9}, {"engine": "lightning"}, {"federation.fraction": 0.5}])
@@ -89,8 +90,8 @@ def test_it_holds_for_other_settings_too(changes, tmp_path):
     ]
     together = shared(configs, tmp_path / "together")
     for config in configs:
-        alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", keeping=SLIM))
-        assert timeless(together[config.identity]) == timeless(alone)
+        alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", outputs=SLIM))
+        assert timeless(together[identity(config)]) == timeless(alone)
 
 
 def test_it_trains_once(tmp_path, monkeypatch):
@@ -123,13 +124,17 @@ def test_divergence_after_some_epochs_leaves_the_earlier_ones(tmp_path):
     configs = [configure({**wild, "training.epochs": epochs}) for epochs in (1, 40)]
     together = shared(configs, tmp_path / "together")
     for config in configs:
-        alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", keeping=SLIM))
-        assert (together[config.identity].status, together[config.identity].message) == (alone.status, alone.message)
+        alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", outputs=SLIM))
+        assert (together[identity(config)].status, together[identity(config)].message) == (alone.status, alone.message)
+
+
+# Numbers that change what a client shows or is told.
+OPTIONS = ["fednova+tau_eff=min", "fednova+mu=0.1", "fedpa+window=2+discard=1", "fedpa+burn_in=0", "fedcurv+strength=0"]
 
 
 def variants():
-    """Every discovered method as it is, and with each of its choices in turn."""
-    return [*discovery.discover("methods"), *contract.variants()]
+    """Every discovered method as it is, with each of its choices in turn, and some with other numbers."""
+    return [*discovery.names("methods"), *with_choices(), *OPTIONS]
 
 
 def record_alone(config, problem):

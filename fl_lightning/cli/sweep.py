@@ -14,6 +14,7 @@ from tqdm import tqdm
 from fl_lightning.cli.flags import CommandParser
 from fl_lightning.config import flags_to_settings
 from fl_lightning.errors import require
+from fl_lightning.runs.identity import identity
 from fl_lightning.system import interrupts
 from fl_lightning.system.text import render
 
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def show(study: "Study", how: "Options", options: Namespace, curves: bool = False) -> int:
     """Sweep with a progress line, then print the table, and draw the curves if asked to."""
+    from fl_lightning.cli.versions import notice
     from tune.outcome import rows
     from tune.sweep import sweep
 
@@ -79,6 +81,8 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
     for sentence in findings:
         print(textwrap.fill(f"- {sentence}", 100, subsequent_indent="  "))
     print(f"\n{_counted(study, outcome)}, in {_duration(time.monotonic() - start)}")
+    if note := notice([config for cell in outcome.cells for config in cell.cell.configs], how.out):
+        print(note)
     if report is not None:
         print(f"report   {_shown(report)}")
     if curves and table:
@@ -112,7 +116,7 @@ def dry_run(study: "Study", how: "Options") -> None:
         print(f"{number} settings in {contests} contests, {runs} runs at most; Optuna chooses them as it goes")
         return
     tried = cells(study)
-    configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
+    configs = list({identity(config): config for cell in tried for config in cell.configs}.values())
     todo = configs if how.fresh else missing(configs, how.out, study.stop)
     work = units(todo)
     print(f"study       {study.name} {study.scale}: {study.about}")
