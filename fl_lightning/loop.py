@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fl_lightning.batching import check_batches, smallest_batch
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import SERVER, ClientData, Plan
 from fl_lightning.engines.engine import Engine, Fit
@@ -100,16 +101,19 @@ def set_up(
     """Check the settings, and put everything in its place; see `federate`."""
     dataset, device = dataset.to(task.device), task.device
     spare = torch.empty(0, dtype=torch.long) if holdout is None else holdout
+    held = ClientData(SERVER, dataset, spare.to(device), task.dtype)
     server = Server(
         task=task,
         sizes=tuple(len(indices) for indices in clients),
-        holdout=ClientData(SERVER, dataset, spare.to(device), task.dtype),
+        holdout=held,
         seed=seed,
+        smallest_batch=smallest_batch(task, held),
     )
     training = method.adapt(training)
     check_participation(federation, server.sizes)
     method.check(training, server)
     indices = method.local_data(clients, spare, seed)
+    check_batches(training, list(map(len, indices)), server.smallest_batch)
     data = [ClientData(n, dataset, places.to(device), task.dtype) for n, places in enumerate(indices)]
     return Stage(server, training, data)
 
@@ -135,7 +139,7 @@ def run_round(
 def plans_of(cohort: Cohort, data: Sequence[ClientData]) -> list[Plan]:
     """The batches of every member of the cohort."""
     return [
-        Plan(data[n], cohort.server.seed, cohort.round, cohort.training, epochs)
+        Plan(data[n], cohort.server.seed, cohort.round, cohort.training, epochs, cohort.server.smallest_batch)
         for n, epochs in zip(cohort.members, cohort.epochs, strict=True)
     ]
 
