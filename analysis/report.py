@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis import claims, commands, figures, page, style, tables, words
+from analysis import claims, commands, contests, figures, page, style, tables, words
 from analysis.catalogue import CATALOGUE, TABLES, Entry, TableEntry
 from analysis.parts import Part, parts
 from analysis.runs import NoRuns
@@ -193,7 +193,9 @@ def _table(table: pd.DataFrame, entry: TableEntry, section: Section, part: Part,
     name = f"{section.key}-{entry.key}"
     files = tables.save(table, out / "tables" / name, entry.title)
     basis = _basis(part.runs["run_id"], section)
-    return Item(name, entry.title, entry.about, tables.html(table), [], basis, _relative(files, out))
+    protocol = contests.protocol(part.runs) if entry.of_chosen else ""
+    notes = [f"Settings were {protocol}."] if protocol else []
+    return Item(name, entry.title, entry.about, tables.html(table), notes, basis, _relative(files, out))
 
 
 def _figure(figure: Picture, entry: Entry, section: Section, part: Part, out: Path) -> Item:

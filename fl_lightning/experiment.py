@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
-from fl_lightning.data.partition import class_counts, held_out, partition, subset_indices
+from fl_lightning.data.partition import class_counts, held_out, partition, subset_indices, validating
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.loop import federate
 from fl_lightning.probes import ridge
@@ -66,6 +66,8 @@ def build(config: RunConfig) -> Problem:
     clients = partition(dataset.train_y, config.split, config.seed, dataset.owners)
     holdout = held_out(dataset.train_y, config.split, config.seed)
     dataset = skew(dataset, clients, config.split, config.seed)
+    if config.split.validation > 0:
+        dataset = replace(dataset, validation=validating(dataset.train_y, config.split, config.seed))
     if config.split.test_subset < 1:
         measured = subset_indices(dataset.test_y, config.split.test_subset)
         dataset = replace(dataset, test_x=dataset.test_x[measured], test_y=dataset.test_y[measured])

@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fl_lightning.config import RunConfig, configure
@@ -14,6 +13,7 @@ from fl_lightning.experiment import Outputs, check, finish, rounds
 from fl_lightning.record import Measurement
 from fl_lightning.runs.folder import Result
 from fl_lightning.runs.recording import adopt
+from tune.averages import arrival, mean_and_deviation, mean_curve
 
 
 class Outcome(NamedTuple):
@@ -101,26 +101,18 @@ def name_of(settings: Mapping[str, Any], variants: Sequence[str]) -> str:
     return f"{labels}-{hashlib.sha256(what.encode()).hexdigest()[:4]}"
 
 
-def rounds_to(history: Sequence[Measurement], threshold: float) -> int | None:
-    """The first round with GA at or above the threshold."""
-    return next((i for i, m in enumerate(history, start=1) if m.metrics["GA"] >= threshold), None)
-
-
 def table(outcomes: Sequence[Outcome], threshold: float) -> list[dict[str, str]]:
     """One row per variant: mean and standard deviation over seeds of GA and LA, and the rounds to a threshold."""
     rows = []
     for variant in dict.fromkeys(outcome.variant for outcome in outcomes):
         mine = [outcome for outcome in outcomes if outcome.variant == variant]
         ended = [outcome.result for outcome in mine if outcome.result.status == "finished"]
-        reached = [rounds_to(outcome.result.history, threshold) for outcome in mine]
-        numbers = [number for number in reached if number is not None]
         rows.append(
             {
                 "method": variant,
-                "GA (%)": _spread([100 * result.final["GA"] for result in ended]),
-                "LA (%)": _spread([100 * result.final["LA"] for result in ended]),
-                f"rounds to {threshold:.0%}": (_spread(numbers, digits=0) if numbers else "never")
-                + (f" ({len(numbers)}/{len(mine)})" if numbers and len(numbers) < len(mine) else ""),
+                "GA (%)": mean_and_deviation([100 * result.final["GA"] for result in ended], ".1f"),
+                "LA (%)": mean_and_deviation([100 * result.final["LA"] for result in ended], ".1f"),
+                f"rounds to {threshold:.0%}": arrival([one.result.history for one in mine], threshold, ".1f"),
                 "runs": f"{len(mine)}"
                 if len(ended) == len(mine)
                 else f"{len(mine)}, {len(mine) - len(ended)} diverged",
@@ -133,16 +125,6 @@ def mean_curves(outcomes: Sequence[Outcome]) -> dict[str, list[dict[str, float]]
     """GA and LA by round for every variant, averaged over the runs that finished."""
     curves = {}
     for variant in dict.fromkeys(outcome.variant for outcome in outcomes):
-        histories = [o.result.history for o in outcomes if o.variant == variant and o.result.status == "finished"]
-        curves[variant] = [
-            {metric: fmean(m.metrics[metric] for m in measured) for metric in ("GA", "LA")}
-            for measured in zip(*histories, strict=True)
-        ]
+        mine = [o.result for o in outcomes if o.variant == variant and o.result.status == "finished"]
+        curves[variant] = mean_curve([result.history for result in mine])
     return {variant: curve for variant, curve in curves.items() if curve}
-
-
-def _spread(values: Sequence[float], digits: int = 1) -> str:
-    if not values:
-        return "-"
-    mean = f"{fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {stdev(values):.1f}"

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fl_lightning.config import PARTS, RunConfig, build, configure
-from fl_lightning.errors import UserError
+from fl_lightning.errors import UserError, require
 from fl_lightning.streams import numpy_generator
+from tune.best import ROUNDS, VALIDATION
 from tune.study import REFERENCE, Case, Range, Study
 
 
@@ -24,6 +25,7 @@ class Cell:
         seeds: Repetitions.
         refers: Settings that hold the folder of the reference run.
         references: That folder, by seed.
+        confirms: Whether its seeds only confirm a choice that was made without them.
     """
 
     case: str
@@ -33,11 +35,17 @@ class Cell:
     seeds: tuple[int, ...]
     refers: tuple[str, ...] = ()
     references: Mapping[int, str] = field(default_factory=dict)
+    confirms: bool = False
 
     @property
     def group(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
-        """The contest this cell takes part in: its case and environment."""
+        """Its case and environment."""
         return self.case, tuple(sorted((key, str(value)) for key, value in self.environment.items()))
+
+    @property
+    def contest(self) -> tuple[Any, ...]:
+        """Whom it competes with: runs of more rounds are a contest of their own, unless their number is tuned."""
+        return (*self.group, None if ROUNDS in self.point else self.config.federation.rounds)
 
     @property
     def configs(self) -> list[RunConfig]:
@@ -64,10 +72,11 @@ def cells(study: Study) -> list[Cell]:
 
 
 def reference_cells(study: Study) -> list[Cell]:
-    """The runs that others refer to, one cell per environment."""
+    """The runs that others refer to, one cell per environment, for all seeds of the study."""
     case = Case("reference", {**(study.reference or {}), **dict.fromkeys(_referring(study.base))})
     builder = Builder(study, case)
-    return [builder.cell(environment, {}) for environment in environments(study)]
+    seeds = (*study.seeds, *(study.confirm.seeds if study.confirm else ()))
+    return [replace(builder.cell(environment, {}), seeds=seeds) for environment in environments(study)]
 
 
 def environments(study: Study) -> list[dict[str, Any]]:
@@ -121,6 +130,7 @@ class Builder:
         try:
             chosen = {key: value for key, value in self._case.settings.items() if key in self._fixed}
             config = self._config({**environment, **chosen, **point})
+            self._check_metric(config)
         except UserError as error:
             raise UserError(f"study {self._study.name}, case {self._case.label}: {error}") from None
         return Cell(self._case.label, environment, point, config, self._study.seeds, self._refers)
@@ -132,6 +142,15 @@ class Builder:
         for key, value in varied.items():
             values[key] = self._parse(key, value)[key]
         return build(values)
+
+    def _check_metric(self, config: RunConfig) -> None:
+        stop = self._study.stop.metric if self._study.stop else None
+        for name, metric in (("metric", self._study.metric), ("stop.metric", stop)):
+            require(
+                metric != VALIDATION or config.split.validation > 0,
+                f"{name} {VALIDATION} needs data that belong to no client, got data.validation 0; set data.validation, "
+                "0.1 for instance, for all runs, or choose another metric",
+            )
 
     def _parse(self, key: str, value: Any) -> dict[str, Any]:
         name = f"{key}={value!r}"

@@ -84,11 +84,11 @@ def open_recording(
     return Recording(Tracker(out, attempt_of(folder), _run_name(config, tags), config.flat(), tags, is_new), history)
 
 
-def adopt(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str]) -> None:
+def adopt(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str]) -> Result:
     """Give a finished run further tags; if another store has it, tell the present one what is known of it."""
     same = result.store == store_uri(out)
     if same and tags.keys() <= result.tags.keys():
-        return
+        return result
     # In its own store it stays a child of the sweep that has computed it; another store does not know that one.
     tags = {**tags, **result.tags} if same else {**result.tags, **tags}
     tracker = Tracker(out, attempt_of(result.folder), _run_name(config, tags), config.flat(), tags)
@@ -96,7 +96,9 @@ def adopt(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str])
         Recording(tracker, result.history)
         tracker.tag("status", result.status)
     tracker.finish("FINISHED" if result.status != "stopped" else "KILLED")
-    write_result(replace(result, run_id=tracker.run_id, tags=tags, store=store_uri(out)))
+    adopted = replace(result, run_id=tracker.run_id, tags=tags, store=store_uri(out))
+    write_result(adopted)
+    return adopted
 
 
 def _run_name(config: RunConfig, tags: Mapping[str, str]) -> str:

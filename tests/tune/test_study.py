@@ -233,7 +233,7 @@ def test_every_shipped_study_says_what_it_is_about():
     }
     for name in study_file.names():
         assert study_file.describe(name).endswith(".")
-        assert load(name).scale == "small"
+        assert study_file.read(name).scale == "small"
 
 
 @pytest.mark.parametrize(
