@@ -23,7 +23,8 @@ from fl_lightning.probes.accuracy import measure
 from fl_lightning.record import Measurement, RoundRecord, Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.runs.folder import ATTEMPT, Result, attempt_of, clear, finished, folder_of, locked, write_result
-from fl_lightning.runs.track import Tracker, store_uri
+from fl_lightning.runs.store import store_uri
+from fl_lightning.runs.track import Tracker
 from fl_lightning.task import Task
 
 # A batch of metrics costs MLflow about the same for one round as for many.

@@ -9,7 +9,7 @@ from pathlib import Path
 from fl_lightning.cli.flags import CommandParser
 from fl_lightning.errors import require
 from fl_lightning.runs import view
-from fl_lightning.runs.track import store_uri
+from fl_lightning.runs.store import database_of, store_uri
 
 # The page of our experiment: the first one that is created after MLflow's own. Sorted by a metric, because under the
 # default order the runs of a sweep are folded away below their parent, and the charts are empty.
@@ -28,9 +28,9 @@ def main(arguments: Sequence[str]) -> int:
         not uri.startswith(("http://", "https://")),
         f"the runs are on a tracking server; open {uri} in a browser",
     )
-    database = Path(uri.removeprefix("sqlite:///"))
+    database = database_of(uri)
     require(
-        not uri.startswith("sqlite:///") or database.exists(),
+        database is None or database.exists(),
         f"no runs in {options.out} yet ({database} does not exist); start one with `fl-lightning run`, or name the "
         "folder with --out",
     )
