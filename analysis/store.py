@@ -191,8 +191,8 @@ class Database(Store):
                 what = f"table {table}" if not found else f"column {lacking[0]} of table {table}"
                 raise UserError(
                     f"{self.path} is no MLflow database of a version that can be read here: it has no {what}; "
-                    f"bring it up to date with `mlflow db upgrade '{sqlite_uri(self.path.resolve())}'`, or name another "
-                    "folder"
+                    f"bring it up to date with `mlflow db upgrade '{sqlite_uri(self.path.resolve())}'`, or name "
+                    "another folder"
                 )
 
     def _experiment(self, connection: sqlite3.Connection) -> int:

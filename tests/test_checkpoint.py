@@ -88,7 +88,11 @@ def test_another_shape_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "digits", "others"),
-    [("round", b'"round":"2"', b'"round":"1"'), ("history", b"0.1", b"0.9"), ("numbers", b'"numbers":"{}', b'"numbers":"[]')],
+    [
+        ("round", b'"round":"2"', b'"round":"1"'),
+        ("history", b"0.1", b"0.9"),
+        ("numbers", b'"numbers":"{}', b'"numbers":"[]'),
+    ],
 )
 def test_a_changed_digit_of_the_header_is_noticed(tmp_path, key, digits, others):
     for round in (1, 2):

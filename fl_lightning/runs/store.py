@@ -85,7 +85,7 @@ def ensure(database: Path, fill: Callable[[str], None]) -> None:
 def why_broken(database: Path) -> str | None:
     """What is wrong with a database, if it can never be opened again; locks and permissions may pass."""
     try:
-        with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True, timeout=20)) as connection:
+        with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True, timeout=1)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             # MLflow's first experiment is written after the last migration.
             if "experiments" in tables and connection.execute("SELECT 1 FROM experiments").fetchone():

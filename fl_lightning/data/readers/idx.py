@@ -53,10 +53,9 @@ def load(name: Name, root: str | None, mean: float, std: float) -> Dataset:
 def content(name: Name, root: str | None) -> str | None:
     """A hash of the files that are there, packed or not, if they are not the official ones, which a download brings."""
     folder = data_root(root) / name / "raw"
-    files = {}
-    for file in OFFICIAL[name]:
-        found = [path for path in (folder / file, folder / f"{file}.gz") if path.is_file()]
-        files |= {file: path for path in found[:1]}
+    places = {file: (folder / file, folder / f"{file}.gz") for file in OFFICIAL[name]}
+    found = {file: next((path for path in paths if path.is_file()), None) for file, paths in places.items()}
+    files = {file: path for file, path in found.items() if path is not None}
     return fingerprint.unless_official(files, OFFICIAL[name], root, "unpacked md5")
 
 
