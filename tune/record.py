@@ -14,6 +14,7 @@ import yaml
 from fl_lightning.errors import UserError
 from fl_lightning.runs.recording import adopt
 from fl_lightning.runs.track import PARENT_TAG, Tracker
+from fl_lightning.system import activity
 from fl_lightning.system.atomic import write_atomically
 from fl_lightning.system.text import render
 from tune.outcome import CellOutcome, rows
@@ -63,8 +64,8 @@ class SweepRecord:
     def close(self, outcomes: Sequence[CellOutcome], failures: Mapping[str, str]) -> None:
         """Adopt the runs that other sweeps have computed, and store the tables."""
         for outcome in outcomes:
-            for config, result in outcome.runs:
-                adopt(config, self._out, result, self.child_tags)
+            for _, result in outcome.runs:
+                adopt(self._out, result, self.child_tags)
         table = rows(outcomes, self._study)
         paths = [self._folder / "study.yaml"]
         for name, text in (
@@ -79,6 +80,8 @@ class SweepRecord:
         numbers = {"runs": float(ended), "failures": float(len(failures))}
         self._tracker.log_rounds([(0, numbers | ({f"best_{self._study.metric}": max(means)} if means else {}))])
         self._tracker.finish("FINISHED" if not failures else "FAILED")
+        if not self._tracker.flush():
+            activity.warn("the MLflow server lacks the tables of this sweep; the same command sends them")
 
 
 def open_sweep(study: Study, out: Path, folder: Path) -> SweepRecord:

@@ -33,14 +33,14 @@ def read(path: Path, identity: str | None) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedError(f"cannot be read ({' '.join(str(error).split())})") from None
+        raise DamagedError(f"is damaged ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict) or "checksum" not in content:
-        raise DamagedError("was written by an earlier version, or is damaged: it has no checksum")
+        raise DamagedError("has no checksum: it was written by an earlier version, or is damaged")
     if content.pop("checksum") != _checksum(content) or content.get("format") != FORMAT:
-        raise DamagedError("is damaged: its checksum does not match")
+        raise DamagedError("is damaged (its checksum does not match)")
     if identity is not None and content["identity"] != identity:
         raise DamagedError(f"belongs to another run ({content['identity']}, not {identity})")
     return content

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fl_lightning.runs import view
 from fl_lightning.runs.outbox import Outbox, check_reachable, explained
@@ -32,6 +32,7 @@ class Tracker:
         params: Flat dotted settings.
         tags: To filter by.
         is_new: Whether nobody can have used the key before, so that there is nothing to look for.
+        place: Where to write, if not to the store of the folder.
     """
 
     def __init__(
@@ -42,14 +43,15 @@ class Tracker:
         params: Mapping[str, Any],
         tags: Mapping[str, str],
         is_new: bool = False,
+        place: "Place | None" = None,
     ) -> None:
-        self.uri, self.tags = store_uri(out), dict(tags)
+        self.uri, self.name, self.params, self.tags = store_uri(out), name, dict(params), dict(tags)
         self._outbox = Outbox(self.uri)
         with explained(self.uri):
             from mlflow.entities import Metric, Param, RunTag  # seconds to import: only who tracks waits for it
 
             self._metric = Metric
-            self._client, experiment = _open(self.uri, out.resolve())
+            self._client, experiment = place or open_place(self.uri, out.resolve())
             self._experiment = experiment
             run = None if is_new else self._find(experiment, attempt)
             if run is None:
@@ -73,10 +75,11 @@ class Tracker:
             for number, values in rounds
             for name, value in values.items()
         ]
-        for batch in _batches(metrics, METRICS_PER_BATCH):
+        for batch in _batches(metrics, METRICS_PER_BATCH) if metrics else ():
             self._outbox.send(functools.partial(self._client.log_batch, self.run_id, metrics=batch))
 
     def tag(self, name: str, value: str) -> None:
+        self.tags[name] = value
         self._outbox.send(functools.partial(self._client.set_tag, self.run_id, name, value))
 
     def artifacts(self, paths: Iterable[Path]) -> None:
@@ -108,19 +111,38 @@ class Tracker:
         return runs[0] if runs else None
 
 
+def recall_attempt(out: Path, tags: Mapping[str, str]) -> str | None:
+    """The key of the latest run with these tags, whoever began it."""
+    uri = store_uri(out)
+    with explained(uri):
+        client, experiment = open_place(uri, out.resolve())
+        where = " AND ".join(f"tags.`{name}` = {_quoted(value)}" for name, value in tags.items())
+        runs = client.search_runs([experiment], where, max_results=1, order_by=["attributes.start_time DESC"])
+    return runs[0].data.tags.get(ATTEMPT_TAG) if runs else None
+
+
+class Place(NamedTuple):
+    """Where runs are written: the client of a store, and the id of our experiment in it."""
+
+    client: Any
+    experiment: str
+
+
 @functools.cache
-def _open(uri: str, out: Path) -> tuple[Any, str]:
-    """The client of a store and the id of our experiment in it; once per process, since runs may be many and short."""
+def open_place(uri: str, out: Path) -> Place:
+    """The place of a folder of runs; made once per process, since runs may be many and short."""
     check_reachable(uri)
     logging.getLogger("mlflow").setLevel(logging.WARNING)  # or it tells of every table it creates
     database = database_of(uri)
     location = None if database is None else (out / "artifacts").as_uri()
     if database is not None:
-        ensure(database, lambda new: _experiment(new, location))
-    return _experiment(uri, location)
+        from fl_lightning.runs.retelling import retell  # it writes through a tracker
+
+        ensure(database, lambda new: retell(out, uri, _place(new, location)))
+    return _place(uri, location)
 
 
-def _experiment(uri: str, artifacts: str | None) -> tuple[Any, str]:
+def _place(uri: str, artifacts: str | None) -> Place:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
@@ -132,14 +154,19 @@ def _experiment(uri: str, artifacts: str | None) -> tuple[Any, str]:
         for name, value in tags.items():
             if found.tags.get(name) != value:
                 client.set_experiment_tag(found.experiment_id, name, value)
-        return client, str(found.experiment_id)
+        return Place(client, str(found.experiment_id))
     try:
-        return client, str(client.create_experiment(EXPERIMENT, artifact_location=artifacts, tags=tags))
+        return Place(client, str(client.create_experiment(EXPERIMENT, artifact_location=artifacts, tags=tags)))
     except MlflowException:  # another process may have been faster
         found = client.get_experiment_by_name(EXPERIMENT)
         if found is None:
             raise
-        return client, str(found.experiment_id)
+        return Place(client, str(found.experiment_id))
+
+
+def _quoted(value: str) -> str:
+    """A value as MLflow's filters take it; they know no way to escape a quote."""
+    return f'"{value}"' if "'" in value else f"'{value}'"
 
 
 def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

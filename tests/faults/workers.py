@@ -21,7 +21,7 @@ def open_store(out: str) -> None:
     from fl_lightning.runs import track
     from fl_lightning.runs.store import store_uri
 
-    track._open(store_uri(Path(out)), Path(out))
+    track.open_place(store_uri(Path(out)), Path(out))
 
 
 def run(out: str, seed: int) -> None:
