@@ -12,7 +12,7 @@ from pathlib import Path
 from fl_lightning.cli.flags import CommandParser
 from fl_lightning.errors import require
 from fl_lightning.runs import view
-from fl_lightning.runs.store import DATABASE, database_of, sqlite_uri, store_uri
+from fl_lightning.runs.store import DATABASE, database_of, sqlite_uri, store_uri, why_broken
 
 # The page of our experiment: the first one that is created after MLflow's own. Sorted by a metric, because under the
 # default order the runs of a sweep are folded away below their parent, and the charts are empty.
@@ -37,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
         f"no runs in {options.out} yet ({database} does not exist); start one with `fl-lightning run`, or name the "
         "folder with --out",
     )
+    broken = why_broken(database) if database is not None else None
+    require(broken is None, f"{database} is broken ({broken}); the next run into {options.out} makes a new one")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -9,10 +9,15 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from threading import Timer
 
+import filelock
 import pytest
 from mlflow import MlflowClient
 
+from fl_lightning import experiment
+from fl_lightning.config import configure
+from fl_lightning.runs.folder import finished, folder_of
 from fl_lightning.runs.store import database_of, ensure, store_uri, why_broken
 from fl_lightning.runs.track import EXPERIMENT, Tracker
 from tests.faults import workers
@@ -151,3 +156,46 @@ def test_other_stores_are_no_database_files():
     assert database_of("sqlite-runs") is None
     assert database_of("sqlite://") is None
     assert database_of("sqlite:///runs/mlflow.db").as_posix() == "runs/mlflow.db"
+
+
+@pytest.mark.parametrize("loss", ["broken", "deleted"])
+def test_a_new_store_is_told_what_the_folders_know(tmp_path, empty_store, loss):
+    out = tmp_path / "runs"
+    out.mkdir()
+    shutil.copy(empty_store, out / "mlflow.db")
+    for seed in (0, 1):
+        workers.started(workers.run, str(out), seed).join()
+    if loss == "broken":
+        truncated(out / "mlflow.db")
+    else:
+        (out / "mlflow.db").unlink()
+    process = workers.started(workers.run, str(out), 2)
+    process.join()
+    assert process.exitcode == 0
+    client, runs = runs_in(out)
+    known = {run.info.run_id: run for run in runs}
+    assert len(known) == 3
+    for seed in range(3):
+        result = finished(configure({**workers.SETTINGS, "seed": seed}), out)
+        run = known[result.run_id]
+        assert (run.info.status, run.data.tags["status"], run.data.params["seed"]) == (
+            "FINISHED",
+            "finished",
+            str(seed),
+        )
+        points = client.get_metric_history(result.run_id, "seconds")
+        assert [(p.step, p.value) for p in points] == [
+            (i, m.metrics["seconds"]) for i, m in enumerate(result.history, 1)
+        ]
+        assert "rounds.parquet" in {item.path for item in client.list_artifacts(result.run_id)}
+
+
+def test_a_run_that_another_process_computes_is_waited_for(out, capsys):
+    config = configure(workers.SETTINGS)
+    folder = folder_of(config, out)
+    folder.mkdir()
+    lock = filelock.FileLock(folder / "lock", thread_local=False)
+    lock.acquire()
+    Timer(0.5, lock.release).start()
+    assert experiment.run(config, out).status == "finished"
+    assert "another process is computing this run" in capsys.readouterr().err
