@@ -65,7 +65,7 @@ def test_a_run_survives_its_server(server, tmp_path, capsys):
         experiment.run(CONFIG, local, watch=killed_then_interrupted)
     words = capsys.readouterr().err
     assert words.count("does not answer; the computation goes on") == 1
-    with pytest.raises(UserError, match="no MLflow server answers|the same command resumes"):
+    with pytest.raises(UserError, match=r"no MLflow server answers|the same command resumes"):
         experiment.run(CONFIG, local)
 
     server.start()

@@ -42,18 +42,20 @@ def test_ctrl_c_between_measuring_and_checkpoint(out, monkeypatch):
             raise KeyboardInterrupt
         original(folder, key, snapshot, history)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write", interrupted)
-        experiment.run(CONFIG, out)
+        with pytest.raises(KeyboardInterrupt):
+            experiment.run(CONFIG, out)
     check(out, experiment.run(CONFIG, out))
 
 
 @pytest.mark.parametrize("place", [(files, "write"), (Tracker, "artifacts"), (Tracker, "flush")])
 def test_an_end_between_the_last_round_and_the_result(out, monkeypatch, place):
     slim = experiment.Outputs(pictures=False, checkpoint=False)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(*place, interrupt)
-        experiment.finish(experiment.rounds(CONFIG, out, outputs=slim))
+        with pytest.raises(KeyboardInterrupt):
+            experiment.finish(experiment.rounds(CONFIG, out, outputs=slim))
     check(out, experiment.finish(experiment.rounds(CONFIG, out, outputs=slim)))
 
 
