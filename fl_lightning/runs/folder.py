@@ -135,6 +135,8 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
             activity.warn(f"{busy}; this one waits for it")
             lock.acquire()
             folder.mkdir(parents=True, exist_ok=True)  # the other one was refused, and left nothing
+    except RuntimeError:  # filelock's word for a thread that would wait for itself
+        raise UserError(f"this process is computing the run in {folder} already; finish or close that first") from None
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
     try:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from threading import Timer
+from threading import Event, Thread
 
 import filelock
 import pytest
@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 
 from fl_lightning import experiment
 from fl_lightning.config import configure
+from fl_lightning.errors import UserError
 from fl_lightning.runs.folder import finished, folder_of
 from fl_lightning.runs.store import database_of, ensure, store_uri, why_broken
 from fl_lightning.runs.track import EXPERIMENT, Tracker
@@ -194,8 +195,23 @@ def test_a_run_that_another_process_computes_is_waited_for(out, capsys):
     config = configure(workers.SETTINGS)
     folder = folder_of(config, out)
     folder.mkdir()
-    lock = filelock.FileLock(folder / "lock", thread_local=False)
-    lock.acquire()
-    Timer(0.5, lock.release).start()
+    held = Event()
+
+    def other() -> None:
+        with filelock.FileLock(folder / "lock"):
+            held.set()
+            time.sleep(0.5)
+
+    Thread(target=other).start()
+    held.wait()
     assert experiment.run(config, out).status == "finished"
     assert "another process is computing this run" in capsys.readouterr().err
+
+
+def test_a_process_does_not_wait_for_itself(out):
+    config = configure(workers.SETTINGS)
+    first, second = experiment.rounds(config, out), experiment.rounds(config, out)
+    next(first)
+    with pytest.raises(UserError, match="this process is computing the run"):
+        next(second)
+    first.close()
