@@ -31,7 +31,7 @@ CURRENT, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 
 
 class DamagedError(Exception):
-    """A file that is no complete checkpoint of ours."""
+    """A file that is not a complete checkpoint of ours."""
 
 
 class Saved(NamedTuple):
@@ -173,7 +173,7 @@ def _opened(path: Path) -> Iterator[tuple[dict[str, str], Any]]:
             given = header.get("format", "")
             if given != FORMAT:
                 ours = given.startswith(FORMAT.rstrip("0123456789"))
-                raise DamagedError(f"was written by another version ({given})" if ours else "is no checkpoint of ours")
+                raise DamagedError(f"was written by another version ({given})" if ours else "is not a checkpoint of this program")
             if header.pop("checksum", None) != _seal(header):
                 raise DamagedError("is damaged (the checksum of its header does not match)")
             yield header, file
