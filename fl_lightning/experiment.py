@@ -18,7 +18,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
 from fl_lightning.data.partition import class_counts, content_hash, held_out, partition, subset_indices
 from fl_lightning.errors import Diverged, UserError
-from fl_lightning.federate import RoundRecord, Snapshot, federate
+from fl_lightning.federate import RoundRecord, Snapshot, federate, initial
 from fl_lightning.probes import Measurement
 from fl_lightning.run_folder import (
     ATTEMPT,
@@ -205,7 +205,7 @@ def _compute(
 
     problem, identity = problem or build(config), config.identity  # own data are hashed for it, so only once
     task, folder = problem.task, folder_of(config, out)
-    start = Snapshot(0, config.method.init(task.initial.params, len(problem.clients)), task.initial.buffers)
+    start = initial(config.method, task, len(problem.clients))
     saved = checkpoint.read(folder, identity, start)
     if saved is None and not fresh:
         saved = _from_relatives(config, out, start)
