@@ -23,7 +23,7 @@ test: setup check
 	@echo "lines of fl_lightning, tune and analysis that tests run: $$($(BIN)/coverage report --format=total) %" \
 	    "(coverage report shows which are left)"
 
-# Without what starts processes or writes to a store: for the inner loop, in under two minutes.
+# Without what starts processes, writes to a store or takes long: for the inner loop, in under two minutes.
 quick: setup check
 	$(BIN)/python -m pytest --numprocesses=2 -m 'not slow'
 

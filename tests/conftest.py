@@ -22,7 +22,7 @@ SLOW_FIXTURES = {"empty_store"}
 
 
 def pytest_collection_modifyitems(items):
-    """Mark tests as slow by what they use; `make quick` runs the others."""
+    """Mark tests as slow by what they use, beside those that say so themselves; `make quick` runs the others."""
     for item in items:
         names = vars(getattr(item, "module", None) or object).values()
         uses = {getattr(value, "__name__", "").partition(".")[0] for value in names if inspect.ismodule(value)}

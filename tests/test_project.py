@@ -1,6 +1,7 @@
 """What the project promises about itself: declared dependencies, pinned versions, files that users look for."""
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -54,8 +55,14 @@ def imported_modules():
     return {name: path for name, path in found.items() if name not in {*sys.stdlib_module_names, *PACKAGES}}
 
 
+@functools.cache
+def installed():
+    """Which distributions a module comes from; reading this of all that is installed takes a while."""
+    return packages_distributions()
+
+
 def distributions_of(module):
-    return {canonicalize_name(name) for name in packages_distributions().get(module, [module])}
+    return {canonicalize_name(name) for name in installed().get(module, [module])}
 
 
 def test_every_import_is_declared():
