@@ -15,7 +15,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
 from fl_lightning.data.partition import class_counts, held_out, partition, subset_indices, validating
 from fl_lightning.errors import Diverged, UserError
-from fl_lightning.loop import federate
+from fl_lightning.loop import federate, initial
 from fl_lightning.probes import ridge
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.record import Measurement, RoundRecord, Snapshot
@@ -192,7 +192,7 @@ def _compute(
 ) -> Progress:
     problem, key = problem or build(config), identity(config)
     task, folder = problem.task, folder_of(config, out)
-    start = Snapshot(0, config.method.init(task.initial.params, len(problem.clients)), task.initial.buffers)
+    start = initial(config.method, task, len(problem.clients))
     saved = saved_rounds(config, out, start, fresh)
     history = list(saved.history) if saved else []
     if len(history) == config.federation.rounds:

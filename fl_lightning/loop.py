@@ -15,7 +15,7 @@ from fl_lightning.engines.functional import Functional
 from fl_lightning.errors import Diverged
 from fl_lightning.federation import Federation, check_participation, draw_cohort
 from fl_lightning.method import Cohort, Context, Method, Server, with_round_lr
-from fl_lightning.params import Params, all_finite, weighted_sum
+from fl_lightning.params import Params, all_finite, weighted_sum, zip_map
 from fl_lightning.record import ClientResult, RoundRecord, Snapshot
 from fl_lightning.task import Task
 from fl_lightning.training import Training
@@ -120,8 +120,16 @@ def set_up(
 
 def beginning(method: Method, task: Task, server: Server) -> Snapshot:
     """The server before round 1."""
-    state = method.prepare(method.init(task.initial.params, len(server.sizes)), server)
-    return Snapshot(0, state, task.initial.buffers)
+    start = initial(method, task, len(server.sizes))
+    return start._replace(state=method.prepare(start.state, server))
+
+
+def initial(method: Method, task: Task, num_clients: int) -> Snapshot:
+    """The server before it has prepared anything, on a copy of the weights: the task's own are there for other runs,
+    even beside a method that breaks the rules and writes into its state.
+    """
+    params, buffers = (zip_map(torch.clone, part) for part in task.initial)
+    return Snapshot(0, method.init(params, num_clients), buffers)
 
 
 def run_round(

@@ -6,7 +6,8 @@
     mu_S      <- sum_n p_n (Lambda_n + gamma) mu_n / sum_n p_n (Lambda_n + gamma)
     Lambda_S  <- sum_n p_n Lambda_n
 
-Liu, Jiang, Zheng, Yang: A Bayesian Federated Learning Framework with Online Laplace Approximation, TPAMI 2023.
+Liu, Jiang, Zheng, Chen, Qi, Huang, Shao: A Bayesian Federated Learning Framework with Online Laplace Approximation,
+TPAMI 2023.
 
 Where the paper's equations, its algorithm and its published code disagree, the defaults are:
 - the prior loss has a real gradient: the published code builds it from detached tensors, so that its strength is inert
