@@ -86,26 +86,34 @@ def test_a_plugin_does_not_replace_what_is_built_in(plugins):
     assert "has the name of a built-in method" in done.stderr
 
 
-def test_a_plugin_passes_the_contract_tests(plugins):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "tests/methods/test_contract.py",
-            "-k",
-            "median",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-        ],
+def contract(*arguments, plugins):
+    return subprocess.run(
+        [sys.executable, "-m", "fl_lightning.testing", *arguments],
         env={**os.environ, "FL_LIGHTNING_PLUGINS": str(plugins)},
-        cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout or "[100%]" in done.stdout
+
+
+def test_plugins_pass_the_contract_tests(plugins):
+    done = contract("--method", "median", "--model", "tiny", "--data", "moons", plugins=plugins)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if line[:1].strip()] == [
+        "method median",
+        "model tiny",
+        "data moons",
+    ]
+    assert done.stdout.count(" 0 broken") == 3
+
+
+def test_a_plugin_that_writes_in_place_does_not_pass(plugins):
+    path = plugins / "median.py"
+    path.write_text(
+        path.read_text().replace("return State({k: v", "state.params['0.bias'].zero_()\n        return State({k: v")
+    )
+    done = contract("--method", "median", plugins=plugins)
+    assert done.returncode == 1
+    assert "broken   hooks change no inputs: Median.aggregate writes into its inputs" in done.stdout
 
 
 def test_a_broken_plugin_is_named(tmp_path):

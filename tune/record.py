@@ -17,6 +17,7 @@ from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.folder import Result
 from fl_lightning.runs.recording import adopt
 from fl_lightning.runs.track import PARENT_TAG, Tracker
+from fl_lightning.system import activity
 from fl_lightning.system.atomic import write_atomically
 from fl_lightning.system.text import render
 from tune.grid import Cell
@@ -82,13 +83,15 @@ class SweepRecord:
         numbers = {"runs": float(ended), "failures": float(len(failures))}
         self._tracker.log_rounds([(0, numbers | ({f"best_{study.metric}": max(means)} if means else {}))])
         self._tracker.finish("FINISHED" if not failures else "FAILED")
+        if not self._tracker.flush():
+            activity.warn("the MLflow server lacks the tables of this sweep; the same command sends them")
 
     def _adopted(self, outcome: CellOutcome) -> list[tuple[RunConfig, Result]]:
         """The runs of a cell, as the present store knows them."""
         runs = []
         for config, result in outcome.runs:
             whole = run_folder.latest(config, self._out) or result  # also what lies beyond this study's rule
-            known = adopt(config, self._out, whole, {**self.child_tags, **purpose_tags(outcome.cell)})
+            known = adopt(self._out, whole, {**self.child_tags, **purpose_tags(outcome.cell)})
             runs.append((config, replace(result, run_id=known.run_id)))
         return runs
 

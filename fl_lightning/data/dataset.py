@@ -121,10 +121,11 @@ class Source(ABC):
         """Read it into memory, or raise `UserError` that says which files were expected where."""
 
     def fingerprint(self) -> str | None:
-        """A hash of what a user's own files hold, which then stands for `data.path` in what a run is known by.
+        """A hash of what a user's own files hold, which then stands for their path in what a run is known by.
 
         Results of a file that was changed are not taken for results of the new one, and a file that was moved is
-        still the same. None, where the name and the settings of the source say which data they are.
+        still the same. None, where the name and the settings of the source say which data they are: embedded data, and
+        the official files of a public dataset.
         """
         return None
 

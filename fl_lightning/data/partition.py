@@ -57,7 +57,8 @@ class Split:
         clients: Number of clients (N).
         partition: "dirichlet": each class is spread over the clients by a draw from Dir(alpha); sizes differ too.
             "dirichlet_balanced": the same, but a client that holds its fair share gets no further class.
-            "dirichlet_per_client": each client mixes the classes by its own draw from Dir(alpha); sizes are equal.
+            "dirichlet_per_client": each client mixes the classes by its own draw from Dir(alpha), alpha for each class
+            (Hsu et al. 2019 have alpha / K); sizes are equal.
             "dirichlet_lognormal": the same with sizes as for lognormal. "shards": sorted by label, cut into shards,
             each client is dealt a few. "classes": each client holds classes_per_client classes. "class_blocks": the
             classes in order, cut into one block per client. "iid": shuffled and cut into equal parts. "quantity": the

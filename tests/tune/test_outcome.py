@@ -1,5 +1,6 @@
 """What counts as best: means over seeds, ties, divergence, missing runs, thresholds, rules."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from fl_lightning.errors import UserError
 from fl_lightning.record import Measurement
 from fl_lightning.runs.folder import Result, folder_of, write_result
+from fl_lightning.runs.identity import identity
 from fl_lightning.system.atomic import write_atomically
 from tune.averages import mean_curve
 from tune.grid import cells
@@ -126,7 +128,7 @@ def test_when_a_run_has_ended(tmp_path, status, stop, length):
     assert ended(cell.config, tmp_path, stop) is None
     folder = folder_of(cell.config, tmp_path)
     folder.mkdir()
-    write_result(result(0.1, 0.6, 0.7, status=status, folder=folder))
+    write_result(replace(result(0.1, 0.6, 0.7, status=status, folder=folder), identity=identity(cell.config)))
     found = ended(cell.config, tmp_path, stop)
     assert (None if found is None else len(found.history)) == length
     assert len(outcome_of(cell, tmp_path, study(stop=stop)).runs) == (found is not None)
