@@ -5,7 +5,7 @@ INSTALLED := .venv/installed
 # Python 3.12 and later can tell which lines run at almost no cost.
 COVERAGE := COVERAGE_CORE=$(shell $(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 
-.PHONY: setup demo test quick check docs golden bench format clean
+.PHONY: setup demo test quick check docs golden bench chaos format clean
 
 setup: $(INSTALLED)
 
@@ -42,6 +42,10 @@ docs: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# Longer and random: kills, damage, settings by chance. The seed is printed.
+chaos: setup
+	$(BIN)/python -m tests.faults.chaos --minutes 10
 
 format: setup
 	$(BIN)/ruff check --fix .

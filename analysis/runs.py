@@ -30,6 +30,7 @@ from analysis.store import Content, Store, open_store
 from fl_lightning.errors import UserError, unknown
 from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
 from fl_lightning.runs.track import PARENT_TAG
+from fl_lightning.system.spreadsheet import original
 
 Place = str | Path | None
 KEY_COLUMNS = ("run_id", "case", "method", "data", "model", "seed", "partition", "status", "ended", "diverged")
@@ -309,12 +310,13 @@ class Runs:
         study = str(tags["study"])
         content: dict[str, Any] = {}
         if path := self.artifact(run_id, "study.yaml"):
-            content = yaml.safe_load(path.read_text()) or {}
+            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         cases: dict[str, str] = {}
         if path := self.artifact(run_id, "runs.csv"):
-            text = path.read_text().strip()
+            text = path.read_text(encoding="utf-8").strip()
             listed = pd.read_csv(path, usecols=["run_id", "case"], dtype=str) if text else None
-            cases = dict(zip(listed["run_id"], listed["case"], strict=True)) if listed is not None else {}
+            if listed is not None:
+                cases = dict(zip(listed["run_id"], listed["case"].map(original), strict=True))
         return Sweep(study, str(tags[f"{STUDY_PREFIX}{study}"]), run_id, content, cases)
 
 

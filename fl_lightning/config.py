@@ -211,11 +211,11 @@ def build(values: Mapping[str, Any]) -> RunConfig:
 def read_yaml(path: str) -> list[str]:
     """The settings of a YAML file as flags. Nested and dotted keys both work; `method: fola` names a part."""
     try:
-        with open(path) as file:
+        with open(path, encoding="utf-8") as file:
             content = yaml.safe_load(file) or {}
     except OSError as error:
         raise UserError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:  # the latter: not UTF-8
         raise UserError(f"{path} is not valid YAML: {_one_line(str(error))}") from None
     require(isinstance(content, dict), f"{path} must hold settings as `key: value`, got {type(content).__name__}")
     return [f"--{key}={_as_flag(value)}" for key, value in _flatten(content).items()]
