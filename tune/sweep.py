@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from fl_lightning.config import RunConfig
 from fl_lightning.experiment import Keeping
 from fl_lightning.runs import folder as run_folder
-from fl_lightning.system import memory
+from fl_lightning.system import activity, memory
 from tune import record
 from tune.cluster import Resources, connected
 from tune.estimate import Estimate
@@ -95,6 +95,7 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
     """
     known = cells(study) if study.search.algorithm != "optuna" else None  # refuses settings that cannot be
     folder = options.out / "sweeps" / f"{study.name}-{study.scale or 'all'}-{study.identity}"
+    activity.say("opening the store of runs")
     parent = record.open_sweep(study, options.out, folder)
     keeping = Keeping(parent.child_tags, pictures=False, checkpoint=_keeps(study))
     order = Order(options.out, keeping, stop=study.stop, metric=study.metric)
@@ -298,6 +299,10 @@ def _progress(watch: Watch, count: Callable[[int], tuple[int, int]], failures: d
             self._finished: dict[str, int] = {}
             self._rounds: dict[str, int] = {}
             self._best = float("-inf")
+            self._status = Status(*count(0), self._best)
+
+        def on_step_begin(self, iteration: int, trials: Any, **info: Any) -> None:
+            self._watch(self._status)  # nothing new, but the clock goes on
 
         def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
             # A trial that starts again after a failure counts its finished runs again.
@@ -306,7 +311,8 @@ def _progress(watch: Watch, count: Callable[[int], tuple[int, int]], failures: d
             self._best = max(self._best, result["best"])
             self._failures.update(result["failures"])
             finished, total = self._count(sum(self._finished.values()))
-            self._watch(Status(finished, total, self._best, sum(self._rounds.values())))
+            self._status = Status(finished, total, self._best, sum(self._rounds.values()))
+            self._watch(self._status)
 
         def __getstate__(self) -> dict[str, Any]:
             return {}  # Ray saves it with the experiment; a progress line cannot be saved

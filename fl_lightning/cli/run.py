@@ -10,6 +10,7 @@ from textwrap import fill
 from fl_lightning import config as configuration
 from fl_lightning import discovery
 from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.hints import look
 from fl_lightning.config import PARTS, Field, RunConfig
 
 DIVERGED = 3
@@ -26,9 +27,11 @@ def main(arguments: Sequence[str]) -> int:
         print(config.yaml(), end="")
         return 0
     from fl_lightning.cli.progress import Progress
-    from fl_lightning.experiment import run  # imports what only a run needs
 
-    with Progress(config.federation.rounds, _label(config), options.quiet, options.verbose) as progress:
+    advice = config.method.advice
+    with Progress(config.federation.rounds, _label(config), options.quiet, options.verbose, advice) as progress:
+        from fl_lightning.experiment import run  # imports what only a run needs
+
         result = run(config, options.out, options.fresh, progress.show)
     if result.status == "diverged":
         print(f"fl-lightning: {result.message}; rounds before it are saved in {result.folder}", file=sys.stderr)
@@ -39,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         if result.reused:
             print("this run had finished before and was not computed again; --fresh does that")
         print(f"files    {result.folder}")
-        print(f"compare  fl-lightning ui --out {options.out}")
+        print(f"compare  {look(options.out)}")
     if options.json:
         print(json.dumps(result.summary()))
     return DIVERGED if result.status == "diverged" else 0

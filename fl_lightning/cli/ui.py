@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.hints import is_server
 from fl_lightning.errors import require
 from fl_lightning.runs import view
 from fl_lightning.runs.track import store_uri
@@ -24,10 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments))
     require(0 < options.port < 65536, f"--port must lie between 1 and 65535, got {options.port}")
     uri = store_uri(options.out)
-    require(
-        not uri.startswith(("http://", "https://")),
-        f"the runs are on a tracking server; open {uri} in a browser",
-    )
+    require(not is_server(uri), f"the runs are on a tracking server; open {uri} in a browser")
     database = Path(uri.removeprefix("sqlite:///"))
     require(
         not uri.startswith("sqlite:///") or database.exists(),

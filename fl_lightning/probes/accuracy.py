@@ -15,6 +15,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.method import Method
 from fl_lightning.probes.reference import Reference
 from fl_lightning.record import Measurement, RoundRecord
+from fl_lightning.system import activity
 from fl_lightning.task import Score, Task, Weights
 
 # Test samples per forward pass: larger blocks leave the cache of a CPU and are slower.
@@ -26,6 +27,7 @@ def score(task: Task, models: Sequence[Weights], dataset: Dataset) -> list[Score
     test_x, test_y = dataset.test_x.to(task.device), dataset.test_y.to(task.device)
     correct = torch.zeros(len(models), dtype=torch.float64, device=task.device)
     nll = torch.zeros_like(correct)
+    activity.say(f"measuring {len(models)} model{'s' * (len(models) > 1)}")
     with task.evaluating():
         for raw, y in zip(torch.split(test_x, BLOCK), torch.split(test_y, BLOCK), strict=True):
             x = dataset.inputs(raw, task.dtype)
