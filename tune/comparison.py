@@ -88,7 +88,7 @@ def table(outcomes: Sequence[Outcome], threshold: float) -> list[dict[str, str]]
                 "method": variant,
                 "GA (%)": _spread([100 * result.final["GA"] for result in ended]),
                 "LA (%)": _spread([100 * result.final["LA"] for result in ended]),
-                f"rounds to {threshold:.0%}": (_spread(numbers, digits=0) if numbers else "never")
+                f"rounds to {threshold:.0%}": (_spread(numbers) if numbers else "never")
                 + (f" ({len(numbers)}/{len(mine)})" if numbers and len(numbers) < len(mine) else ""),
                 "runs": f"{len(mine)}"
                 if len(ended) == len(mine)
@@ -110,8 +110,8 @@ def mean_curves(outcomes: Sequence[Outcome]) -> dict[str, list[dict[str, float]]
     return {variant: curve for variant, curve in curves.items() if curve}
 
 
-def _spread(values: Sequence[float], digits: int = 1) -> str:
+def _spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation with one digit: rounds 4 and 5 are 4.5, neither 4 nor 5."""
     if not values:
         return "-"
-    mean = f"{fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {stdev(values):.1f}"
+    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
