@@ -1,15 +1,17 @@
-"""Several methods on the same problem: runs them one after the other and puts their results side by side."""
+"""Several methods on the same problem: a small study, whose results are put side by side."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from fl_lightning.config import RunConfig, configure
 from fl_lightning.errors import require
-from fl_lightning.experiment import check, run
-from fl_lightning.record import Measurement
+from fl_lightning.experiment import check
 from fl_lightning.runs.folder import Result
+from tune.grid import cells
+from tune.outcome import rounds_to
+from tune.study import Case, Study
+from tune.sweep import Options, Watch, local_slots, missing, sweep
 
 
 class Outcome(NamedTuple):
@@ -18,9 +20,6 @@ class Outcome(NamedTuple):
     variant: str
     seed: int
     result: Result
-
-
-Announce = Callable[[RunConfig, str], Callable[[int, Measurement], None]]
 
 
 def variant_settings(variant: str) -> dict[str, str]:
@@ -43,36 +42,41 @@ def label_of(variant: str) -> str:
     return variant.partition(":")[0]
 
 
-def compare(
-    settings: Mapping[str, Any],
-    variants: Sequence[str],
-    seeds: Sequence[int],
-    out: Path,
-    announce: Announce,
-    fresh: bool = False,
-) -> list[Outcome]:
-    """Run every variant at every seed. All settings are checked before the first run starts."""
+def study_of(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], name: str = "") -> Study:
+    """A comparison as a study: a case for every variant, in one environment.
+
+    Args:
+        settings: Of every run.
+        variants: The contestants, as `variant_settings` reads them.
+        seeds: Repetitions.
+        name: By which a report can select it; without one it is made of what is compared.
+    """
     for kind, names in (("method", list(map(label_of, variants))), ("seed", list(map(str, seeds)))):
-        twice = [name for name in names if names.count(name) > 1]
+        twice = [one for one in names if names.count(one) > 1]
         remedy = "give each a label of its own, as label:name+option=value" if kind == "method" else "name it once"
         require(not twice, f"the {kind} {''.join(twice[:1])!r} is named twice; {remedy}")
-    configs = [
-        (variant, seed, configure({**settings, **variant_settings(variant), "seed": seed}))
-        for seed in seeds
-        for variant in variants
-    ]
-    for _, seed, config in configs:
-        if seed == seeds[0]:
+    cases = tuple(Case(label_of(variant), variant_settings(variant)) for variant in variants)
+    about = f"Comparison of {', '.join(case.label for case in cases)}."
+    study = Study(name or "compare", "", about, dict(settings), {}, cases, {}, tuple(seeds), keep_checkpoints=True)
+    return study if name else replace(study, name=f"compare-{study.identity}")
+
+
+def compare(study: Study, options: Options, watch: Watch) -> tuple[list[Outcome], dict[str, str]]:
+    """Run every variant at every seed, on every core. All settings are checked before the first run starts.
+
+    Returns:
+        The runs that have ended, and those that could not be computed, with the reason.
+    """
+    configs = [config for cell in cells(study) for config in cell.configs]
+    for config in configs:
+        if config.seed == study.seeds[0]:
             check(config)
-    return [
-        Outcome(label_of(variant), seed, run(config, out, fresh, announce(config, label_of(variant))))
-        for variant, seed, config in configs
-    ]
-
-
-def rounds_to(history: Sequence[Measurement], threshold: float) -> int | None:
-    """The first round with GA at or above the threshold."""
-    return next((i for i, m in enumerate(history, start=1) if m.metrics["GA"] >= threshold), None)
+    todo = configs if options.fresh else missing(configs, options.out, study.stop)
+    # Starting Ray takes seconds, which one process at a time does not win back.
+    alone = min(options.max_concurrent or len(todo), len(todo), local_slots(options.resources)) <= 1
+    found = sweep(study, options._replace(in_process=alone, pictures=True), watch)
+    outcomes = [Outcome(cell.cell.case, config.seed, result) for cell in found.cells for config, result in cell.runs]
+    return outcomes, found.failures
 
 
 def table(outcomes: Sequence[Outcome], threshold: float) -> list[dict[str, str]]:

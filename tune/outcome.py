@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from fl_lightning.config import RunConfig
 from fl_lightning.errors import unknown
+from fl_lightning.record import Measurement
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.folder import Result
-from tune.comparison import rounds_to
 from tune.grid import Cell
 from tune.study import Stop, Study
 
@@ -69,6 +69,11 @@ def measured(metrics: Mapping[str, float], metric: str) -> float:
     if metric not in metrics:
         raise unknown("metric", metric, metrics)
     return metrics[metric]
+
+
+def rounds_to(history: Sequence[Measurement], threshold: float) -> int | None:
+    """The first round with GA at or above the threshold."""
+    return next((i for i, m in enumerate(history, start=1) if m.metrics["GA"] >= threshold), None)
 
 
 def best_of(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from tune.grid import Cell, cells, reference_cells
 from tune.outcome import CellOutcome, best_of, ended, outcome_of
 from tune.packing import Unit, compact, packs, units
 from tune.study import Stop, Study
-from tune.work import Order
+from tune.work import Order, one_after_the_other
 
 # Lost nodes and killed processes; a run's own failure is recorded and not tried again in the same sweep.
 MAX_FAILURES = 5
@@ -41,6 +41,8 @@ class Options(NamedTuple):
         resources: Of one trial.
         max_concurrent: Trials at once, at most; 0 takes what the cluster holds.
         fresh: Compute again what earlier processes have computed.
+        in_process: Compute one run after the other in this process, without Ray; grids only.
+        pictures: Whether every run draws its curves and its partition.
     """
 
     out: Path
@@ -48,6 +50,8 @@ class Options(NamedTuple):
     resources: Resources = Resources()
     max_concurrent: int = 0
     fresh: bool = False
+    in_process: bool = False
+    pictures: bool = False
 
 
 class Status(NamedTuple):
@@ -97,7 +101,7 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
     folder = options.out / "sweeps" / f"{study.name}-{study.scale or 'all'}-{study.identity}"
     activity.say("opening the store of runs")
     parent = record.open_sweep(study, options.out, folder)
-    keeping = Keeping(parent.child_tags, pictures=False, checkpoint=_keeps(study))
+    keeping = Keeping(parent.child_tags, pictures=options.pictures, checkpoint=_keeps(study))
     order = Order(options.out, keeping, stop=study.stop, metric=study.metric)
     failures: dict[str, str] = {}
     try:
@@ -206,18 +210,27 @@ class _Runner:
                 run_folder.forget(config, self._options.out)
         todo = missing(configs, self._options.out, self._study.stop)
         done = len(configs) - len(todo)
-        if todo:
+        if todo and not self._options.in_process:
             self._cluster()  # refuses before anything is shown or counted
         self._watch(Status(done, len(configs), float("-inf")))
         if todo:
             self.computed += len(todo)
             cases = {config.identity: cell.case for cell in tried for config in cell.configs}
-            work = self._packed(units(todo))
-            ray_space = {"pack": _ray().grid_search(list(range(len(work))))}
             keeping = self._order.keeping
             order = self._order._replace(cases=cases, keeping=keeping._replace(checkpoint=keep or keeping.checkpoint))
+            if self._options.in_process:
+                self._compute_here(units(todo), order, done, len(configs))
+                return list(tried)
+            work = self._packed(units(todo))
+            ray_space = {"pack": _ray().grid_search(list(range(len(work))))}
             self._fit(ray_space, order, lambda finished: (done + finished, len(configs)), work)
         return list(tried)
+
+    def _compute_here(self, work: Sequence[Unit], order: Order, done: int, total: int) -> None:
+        with closing(one_after_the_other(work, order)) as progress:
+            for news in progress:
+                self._failures.update(news.failures)
+                self._watch(Status(done + news.finished, total, news.best, news.rounds))
 
     def search(self) -> list[Cell]:
         """Compute the settings that Optuna proposes."""
