@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_lightning.config import RunConfig
-from fl_lightning.experiment import Keeping
+from fl_lightning.experiment import Outputs
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.identity import identity
 from fl_lightning.system import activity, memory
 from tune import record
 from tune.cluster import Resources, connected
@@ -101,8 +102,8 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
     folder = options.out / "sweeps" / f"{study.name}-{study.scale or 'all'}-{study.identity}"
     activity.say("opening the store of runs")
     parent = record.open_sweep(study, options.out, folder)
-    keeping = Keeping(parent.child_tags, pictures=options.pictures, checkpoint=_keeps(study))
-    order = Order(options.out, keeping, stop=study.stop, metric=study.metric)
+    outputs = Outputs(parent.child_tags, pictures=options.pictures, checkpoint=_keeps(study))
+    order = Order(options.out, outputs, stop=study.stop, metric=study.metric)
     failures: dict[str, str] = {}
     try:
         with ExitStack() as stack:
@@ -204,7 +205,7 @@ class _Runner:
 
     def grid(self, tried: Sequence[Cell], keep: bool = False) -> list[Cell]:
         """Compute settings that are known beforehand."""
-        configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
+        configs = list({identity(config): config for cell in tried for config in cell.configs}.values())
         if self._options.fresh:  # here, once: a trial that is repeated after a failure must not begin again
             for config in configs:
                 run_folder.forget(config, self._options.out)
@@ -215,9 +216,9 @@ class _Runner:
         self._watch(Status(done, len(configs), float("-inf")))
         if todo:
             self.computed += len(todo)
-            cases = {config.identity: cell.case for cell in tried for config in cell.configs}
-            keeping = self._order.keeping
-            order = self._order._replace(cases=cases, keeping=keeping._replace(checkpoint=keep or keeping.checkpoint))
+            cases = {identity(config): cell.case for cell in tried for config in cell.configs}
+            outputs = self._order.outputs
+            order = self._order._replace(cases=cases, outputs=outputs._replace(checkpoint=keep or outputs.checkpoint))
             if self._options.in_process:
                 self._compute_here(units(todo), order, done, len(configs))
                 return list(tried)

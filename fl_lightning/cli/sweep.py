@@ -16,6 +16,7 @@ from fl_lightning.cli.hints import GA_AND_LA, look, shown
 from fl_lightning.cli.progress import interval, note_line
 from fl_lightning.config import flags_to_settings
 from fl_lightning.errors import require
+from fl_lightning.runs.identity import identity
 from fl_lightning.system import activity, interrupts
 from fl_lightning.system.text import render
 
@@ -116,7 +117,7 @@ def dry_run(study: "Study", how: "Options") -> None:
         print(f"{number} settings in {contests} contests, {runs} runs at most; Optuna chooses them as it goes")
         return
     tried = cells(study)
-    configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
+    configs = list({identity(config): config for cell in tried for config in cell.configs}.values())
     todo = configs if how.fresh else missing(configs, how.out, study.stop)
     work = units(todo)
     print(f"study       {study.name} {study.scale}: {study.about}")
