@@ -71,10 +71,8 @@ def unknown_setting(
             part = key.partition(".")[0]
             alias = f" ({key} here)" if key != given else ""
             does = "does" if len(others) == 1 else "do"
-            return UnknownSetting(
-                given,
-                f"unknown setting {given!r}{alias}: the {part} {names[part]} does not have it, {', '.join(others)} {does}",
-            )
+            lacking = f"unknown setting {given!r}{alias}: the {part} {names[part]} does not have it"
+            return UnknownSetting(given, f"{lacking}, {', '.join(others)} {does}")
     meant = meant if meant in known else None
     section = [other for other in known if other.startswith(given.partition(".")[0] + ".")]
     error = unknown("setting", given, section if section and meant is None else known, meant, "--help lists them all")

@@ -64,7 +64,7 @@ class Tracker:
                 run = self._client.create_run(experiment, run_name=name, tags={**tags, ATTEMPT_TAG: attempt})
                 news: list[Any] = []
             else:
-                self._client.update_run(run.info.run_id, status="RUNNING")
+                self._client.update_run(run.info.run_id, status="RUNNING", name=name)
                 news = [RunTag(name, value) for name, value in tags.items()]
             self.run_id: str = run.info.run_id
             self._start: int = run.info.start_time
@@ -114,6 +114,29 @@ class Tracker:
     def _find(self, experiment: str, attempt: str) -> Any:
         runs = self._client.search_runs([experiment], f"tags.`{ATTEMPT_TAG}` = '{attempt}'", max_results=1)
         return runs[0] if runs else None
+
+
+def tag_run(uri: str, run_id: str, tags: Mapping[str, str], name: str) -> None:
+    """Change the tags and the name of a run that has ended."""
+    with _client_of(uri) as client:
+        client.update_run(run_id, name=name)
+        for key, value in tags.items():
+            client.set_tag(run_id, key, value)
+
+
+def delete_run(uri: str, run_id: str) -> None:
+    """Put a run into MLflow's trash, from which `mlflow gc` removes it for good."""
+    with _client_of(uri) as client:
+        client.delete_run(run_id)
+
+
+@contextmanager
+def _client_of(uri: str) -> Iterator[Any]:
+    check_reachable(uri)
+    with _explained(uri):
+        from mlflow import MlflowClient
+
+        yield MlflowClient(tracking_uri=uri)
 
 
 @functools.cache
