@@ -226,7 +226,8 @@ class Runs:
 
     def metrics_of(self, run: "pd.Series[Any]") -> dict[str, float]:
         """What was measured in the last round of a run, a row of a table."""
-        return {name: float(run[name]) for name in run.index if name in self._metric_names and pd.notna(run[name])}
+        names = ["GA", "LA", *sorted(self._metric_names - {"GA", "LA"})]
+        return {name: float(run[name]) for name in names if name in run.index and pd.notna(run[name])}
 
     def settings_of(self, run: "pd.Series[Any]") -> dict[str, Any]:
         """The settings of a run by dotted key."""

@@ -5,13 +5,20 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from fl_lightning.config import RunConfig
 from fl_lightning.errors import require
 from fl_lightning.experiment import check
 from fl_lightning.runs.folder import Result
+from fl_lightning.system import activity
+from tune.estimate import Estimate
 from tune.grid import cells
 from tune.outcome import rounds_to
 from tune.study import Case, Study
 from tune.sweep import Options, Watch, local_slots, missing, sweep
+
+
+# Ray and its processes take ten seconds to start, on a busy machine a minute: shorter comparisons do without.
+WORTH_SECONDS = 60.0
 
 
 class Outcome(NamedTuple):
@@ -72,11 +79,18 @@ def compare(study: Study, options: Options, watch: Watch) -> tuple[list[Outcome]
         if config.seed == study.seeds[0]:
             check(config)
     todo = configs if options.fresh else missing(configs, options.out, study.stop)
-    # Starting Ray takes seconds, which one process at a time does not win back.
-    alone = min(options.max_concurrent or len(todo), len(todo), local_slots(options.resources)) <= 1
+    slots = min(options.max_concurrent or len(todo), len(todo), local_slots(options.resources))
+    alone = slots <= 1 or _seconds(todo) < WORTH_SECONDS
     found = sweep(study, options._replace(in_process=alone, pictures=True), watch)
     outcomes = [Outcome(cell.cell.case, config.seed, result) for cell in found.cells for config, result in cell.runs]
     return outcomes, found.failures
+
+
+def _seconds(configs: Sequence[RunConfig]) -> float:
+    """About how long the runs take one after the other."""
+    activity.say("measuring a small round of every kind of run")
+    estimate = Estimate()
+    return sum(map(estimate.seconds, configs))
 
 
 def table(outcomes: Sequence[Outcome], threshold: float) -> list[dict[str, str]]:

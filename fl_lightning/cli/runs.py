@@ -117,7 +117,12 @@ def _page(known: "Runs", run: "pd.Series[Any]", out: Path) -> str:
     described = _described(known, run)
     tags = {k: v for k, v in described["tags"].items() if not k.startswith(("mlflow.", "fl_lightning."))}
     folder = folders(out).get(described["tags"].get(ATTEMPT_TAG, ""))
-    head = {"id": run["run_id"], "name": run["name"], "status": run["status"], "started": run["start"]}
+    head = {
+        "id": run["run_id"],
+        "name": run["name"],
+        "status": run["status"],
+        "started": f"{run['start']:%Y-%m-%d %H:%M:%S}",
+    }
     head |= {"files": folder or "-"}
     parts = {"": head, f"after round {run['rounds']}": described["metrics"], "settings": described["settings"]}
     lines = []
@@ -156,11 +161,9 @@ def _delete(known: "Runs", chosen: "pd.DataFrame", options: Namespace) -> int:
 
 
 def _agreed(number: int) -> bool:
-    require(sys.stdin.isatty(), f"add --yes to delete {number} runs without being asked")
-    return input(f"\ndelete {'this run' if number == 1 else f'these {number} runs'}? [y/N] ").strip().lower() in (
-        "y",
-        "yes",
-    )
+    what = "this run" if number == 1 else f"these {number} runs"
+    require(sys.stdin.isatty(), f"add --yes to delete {what} without being asked")
+    return input(f"\ndelete {what}? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _percent(value: float) -> str:
