@@ -21,6 +21,7 @@ from fl_lightning.probes.accuracy import measure, score  # noqa: E402
 from fl_lightning.record import RoundRecord  # noqa: E402
 from fl_lightning.runs.folder import Result  # noqa: E402
 from fl_lightning.task import Task, Weights  # noqa: E402
+from fl_lightning.trained import trained_model  # noqa: E402
 from fl_lightning.training import Training  # noqa: E402
 
 __all__ = [
@@ -47,4 +48,5 @@ __all__ = [
     "partition",
     "run",
     "score",
+    "trained_model",
 ]

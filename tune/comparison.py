@@ -16,7 +16,6 @@ from tune.outcome import rounds_to
 from tune.study import Case, Study
 from tune.sweep import Options, Watch, local_slots, missing, sweep
 
-
 # Ray and its processes take ten seconds to start, on a busy machine a minute: shorter comparisons do without.
 WORTH_SECONDS = 60.0
 
