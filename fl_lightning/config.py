@@ -269,11 +269,12 @@ def schema_of(names: Mapping[str, str]) -> dict[str, Field]:
 def _fields_of(cls: type[Any]) -> Mapping[str, Field]:
     """The settings of a class: the arguments of its constructor that have a default, explained by its docstring."""
     texts = {param.arg_name: param.description or "" for param in parse_docstring(inspect.getdoc(cls) or "").params}
-    hints = get_type_hints(cls.__init__, localns={"Callback": object})
+    hints = get_type_hints(cls.__init__)
+    hidden = getattr(cls, "python_only", ())
     return {
         name: Field(hints.get(name, Any), parameter.default, " ".join(texts.get(name, "").split()))
         for name, parameter in inspect.signature(cls).parameters.items()
-        if parameter.default is not inspect.Parameter.empty and name != "callbacks"
+        if parameter.default is not inspect.Parameter.empty and name not in hidden
     }
 
 

@@ -30,6 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     tags = tags_of(options)
     from fl_lightning.cli.progress import Progress
+    from fl_lightning.cli.versions import notice
 
     advice = config.method.advice
     with Progress(config.federation.rounds, _label(config), options.quiet, options.verbose, advice) as progress:
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str]) -> int:
         final = result.final
         errors = "".join(f", {name} {final[name]:.3g}" for name in ("AE", "LF") if name in final)
         print(f"{_label(config)}: GA {final['GA']:.2%}, LA {final['LA']:.2%}{errors} after round {len(result.history)}")
+        if note := notice([config], options.out):
+            print(note)
         if result.reused:
             print("this run had finished before and was not computed again; --fresh does that")
         print(f"files    {result.folder}")
@@ -136,7 +139,7 @@ def _entry(flag: str, text: str) -> list[str]:
 def _with_default(key: str, item: Field, names: Mapping[str, str]) -> str:
     text = item.help
     if key in PARTS:
-        text += f" One of {', '.join(discovery.discover(PARTS[key][0]))}."
+        text += f" One of {', '.join(discovery.names(PARTS[key][0]))}."
     default = json.dumps(item.default) if not isinstance(item.default, str) else item.default
     return f"{text} [{default}]"
 
