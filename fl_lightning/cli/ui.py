@@ -12,10 +12,6 @@ from fl_lightning.errors import require
 from fl_lightning.runs import view
 from fl_lightning.runs.track import store_uri
 
-# The page of our experiment: the first one that is created after MLflow's own. Sorted by a metric, because under the
-# default order the runs of a sweep are folded away below their parent, and the charts are empty.
-CHARTS = "#/experiments/1/runs?compareRunsMode=CHART&orderByKey=metrics.%60GA%60&orderByAsc=false"
-
 
 def main(arguments: Sequence[str]) -> int:
     """Start the MLflow server on this machine's loopback address and stay until it is stopped."""
@@ -43,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     require(free, f"port {options.port} is in use; choose another with --port")
     address = f"http://127.0.0.1:{options.port}"
     print("MLflow UI, on this machine only; stop it with Ctrl-C")
-    print(f"charts  {address}/{CHARTS}")
+    print(f"charts  {address}/{view.address(charts=True)}")
     print(f"table   {address}/{view.address()}", flush=True)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", "127.0.0.1"]
     os.execv(sys.executable, [*command, "--port", str(options.port), "--workers", "1"])
