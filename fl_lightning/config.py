@@ -217,7 +217,7 @@ def read_yaml(path: str) -> list[str]:
     except OSError as error:
         raise UserError(f"cannot read the configuration {path}: {error.strerror}") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is no valid YAML: {_one_line(str(error))}") from None
+        raise UserError(f"{path} is not valid YAML: {_one_line(str(error))}") from None
     require(isinstance(content, dict), f"{path} must hold settings as `key: value`, got {type(content).__name__}")
     return [f"--{key}={_as_flag(key, value)}" for key, value in _flatten(content).items()]
 

@@ -3,6 +3,7 @@
 import json
 import os
 
+import filelock
 import pandas as pd
 import pytest
 import torch
@@ -186,11 +187,10 @@ def test_a_truncated_checkpoint_never_gives_a_wrong_result(out):
 
 
 def test_two_processes_do_not_share_a_run(out):
-    import filelock
-
-    result = experiment.run(config(), out)
-    with filelock.FileLock(result.folder / "lock"), pytest.raises(UserError, match="another process"):
-        experiment.run(config(), out)
+    folder = run_folder.folder_of(config(), out)
+    folder.mkdir()
+    with filelock.FileLock(folder / "lock"), pytest.raises(UserError, match="another process"):
+        run_folder.forget(config(), out)
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")

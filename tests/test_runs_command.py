@@ -10,7 +10,7 @@ from fl_lightning.__main__ import main
 from fl_lightning.config import configure
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.recording import open_recording
-from fl_lightning.runs.track import store_uri
+from fl_lightning.runs.store import store_uri
 from tune.study import Case, Study
 from tune.sweep import Options, sweep
 

@@ -2,12 +2,10 @@
 
 import json
 
-import pytest
 from mlflow import MlflowClient
 
 from fl_lightning import experiment
 from fl_lightning.config import configure
-from fl_lightning.errors import UserError
 from fl_lightning.runs.track import EXPERIMENT, Tracker
 from tests.servers import free_port, serving, wait_for
 
@@ -71,10 +69,3 @@ def test_the_view_puts_results_before_everything_else(out):
     (section,) = view["compareRunSections"]
     assert {chart["metricSectionId"] for chart in view["compareRunCharts"]} == {section["uuid"]}
     assert "params.`method.strength`" in view["selectedColumns"]
-
-
-def test_a_damaged_store_is_one_clear_line(out):
-    (out / "mlflow.db").write_bytes(b"this is no database" * 100)
-    with pytest.raises(UserError, match="cannot write to the MLflow store") as caught:
-        tracker(out)
-    assert "\n" not in str(caught.value)

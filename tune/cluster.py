@@ -142,10 +142,10 @@ def _check_shared(nodes: list[dict[str, Any]], out: Path) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from fl_lightning.runs.track import store_uri
+    from fl_lightning.runs.store import database_of, store_uri
 
     require(
-        not store_uri(out).startswith("sqlite:"),
+        database_of(store_uri(out)) is None,
         "several machines cannot write to one sqlite database; start an MLflow server and set MLFLOW_TRACKING_URI to "
         "its address (docs/cluster.md)",
     )

@@ -1,8 +1,9 @@
 """Several methods on the same problem: a small study, whose results are put side by side."""
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fl_lightning.config import RunConfig
@@ -10,9 +11,9 @@ from fl_lightning.errors import require
 from fl_lightning.experiment import check
 from fl_lightning.runs.folder import Result
 from fl_lightning.system import activity
+from tune.averages import arrival, mean_and_deviation, mean_curve
 from tune.estimate import Estimate
 from tune.grid import cells
-from tune.outcome import rounds_to
 from tune.study import Case, Study
 from tune.sweep import Options, Watch, local_slots, missing, sweep
 
@@ -48,14 +49,16 @@ def label_of(variant: str) -> str:
     return variant.partition(":")[0]
 
 
-def study_of(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], name: str = "") -> Study:
+def study_of(
+    settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], name: str | None = None
+) -> Study:
     """A comparison as a study: a case for every variant, in one environment.
 
     Args:
         settings: Of every run.
         variants: The contestants, as `variant_settings` reads them.
         seeds: Repetitions.
-        name: By which a report can select it; without one it is made of what is compared.
+        name: By which a report can select it; by default `name_of`.
     """
     for kind, names in (("method", list(map(label_of, variants))), ("seed", list(map(str, seeds)))):
         twice = [one for one in names if names.count(one) > 1]
@@ -63,8 +66,8 @@ def study_of(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequen
         require(not twice, f"the {kind} {''.join(twice[:1])!r} is named twice; {remedy}")
     cases = tuple(Case(label_of(variant), variant_settings(variant)) for variant in variants)
     about = f"Comparison of {', '.join(case.label for case in cases)}."
-    study = Study(name or "compare", "", about, dict(settings), {}, cases, {}, tuple(seeds), keep_checkpoints=True)
-    return study if name else replace(study, name=f"compare-{study.identity}")
+    name = name or name_of(settings, variants)
+    return Study(name, "", about, dict(settings), cases=cases, seeds=tuple(seeds), keep_checkpoints=True)
 
 
 def compare(study: Study, options: Options, watch: Watch) -> tuple[list[Outcome], dict[str, str]]:
@@ -92,21 +95,29 @@ def _seconds(configs: Sequence[RunConfig]) -> float:
     return sum(map(estimate.seconds, configs))
 
 
+def name_of(settings: Mapping[str, Any], variants: Sequence[str]) -> str:
+    """A name for a comparison that is the same for the same methods and settings, whatever the seeds.
+
+    >>> name_of({"data.alpha": 0.01}, ["fedavg", "no prior:fola+strength=0"])
+    'fedavg-no_prior-c547'
+    """
+    labels = "-".join(re.sub(r"[^A-Za-z0-9_.=+]+", "_", label_of(variant)) for variant in variants)
+    what = json.dumps([dict(settings), *variants], sort_keys=True, default=str)
+    return f"{labels}-{hashlib.sha256(what.encode()).hexdigest()[:4]}"
+
+
 def table(outcomes: Sequence[Outcome], threshold: float) -> list[dict[str, str]]:
     """One row per variant: mean and standard deviation over seeds of GA and LA, and the rounds to a threshold."""
     rows = []
     for variant in dict.fromkeys(outcome.variant for outcome in outcomes):
         mine = [outcome for outcome in outcomes if outcome.variant == variant]
         ended = [outcome.result for outcome in mine if outcome.result.status == "finished"]
-        reached = [rounds_to(outcome.result.history, threshold) for outcome in mine]
-        numbers = [number for number in reached if number is not None]
         rows.append(
             {
                 "method": variant,
-                "GA (%)": _spread([100 * result.final["GA"] for result in ended]),
-                "LA (%)": _spread([100 * result.final["LA"] for result in ended]),
-                f"rounds to {threshold:.0%}": (_spread(numbers) if numbers else "never")
-                + (f" ({len(numbers)}/{len(mine)})" if numbers and len(numbers) < len(mine) else ""),
+                "GA (%)": mean_and_deviation([100 * result.final["GA"] for result in ended], ".1f"),
+                "LA (%)": mean_and_deviation([100 * result.final["LA"] for result in ended], ".1f"),
+                f"rounds to {threshold:.0%}": arrival([one.result.history for one in mine], threshold, ".1f"),
                 "runs": f"{len(mine)}"
                 if len(ended) == len(mine)
                 else f"{len(mine)}, {len(mine) - len(ended)} diverged",
@@ -119,16 +130,6 @@ def mean_curves(outcomes: Sequence[Outcome]) -> dict[str, list[dict[str, float]]
     """GA and LA by round for every variant, averaged over the runs that finished."""
     curves = {}
     for variant in dict.fromkeys(outcome.variant for outcome in outcomes):
-        histories = [o.result.history for o in outcomes if o.variant == variant and o.result.status == "finished"]
-        curves[variant] = [
-            {metric: fmean(m.metrics[metric] for m in measured) for metric in ("GA", "LA")}
-            for measured in zip(*histories, strict=True)
-        ]
+        mine = [o.result for o in outcomes if o.variant == variant and o.result.status == "finished"]
+        curves[variant] = mean_curve([result.history for result in mine])
     return {variant: curve for variant, curve in curves.items() if curve}
-
-
-def _spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation with one digit: rounds 4 and 5 are 4.5, neither 4 nor 5."""
-    if not values:
-        return "-"
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fl_lightning.config import PARTS, RunConfig, build, configure, schema_of
-from fl_lightning.errors import UserError
+from fl_lightning.errors import UserError, require
 from fl_lightning.streams import numpy_generator
 from fl_lightning.usual_names import UnknownSetting
+from tune.best import ROUNDS, VALIDATION
 from tune.study import REFERENCE, Case, Range, Study
 
 
@@ -25,6 +26,7 @@ class Cell:
         seeds: Repetitions.
         refers: Settings that hold the folder of the reference run.
         references: That folder, by seed.
+        confirms: Whether its seeds only confirm a choice that was made without them.
     """
 
     case: str
@@ -34,11 +36,17 @@ class Cell:
     seeds: tuple[int, ...]
     refers: tuple[str, ...] = ()
     references: Mapping[int, str] = field(default_factory=dict)
+    confirms: bool = False
 
     @property
     def group(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
-        """The contest this cell takes part in: its case and environment."""
+        """Its case and environment."""
         return self.case, tuple(sorted((key, str(value)) for key, value in self.environment.items()))
+
+    @property
+    def contest(self) -> tuple[Any, ...]:
+        """Whom it competes with: runs of more rounds are a contest of their own, unless their number is tuned."""
+        return (*self.group, None if ROUNDS in self.point else self.config.federation.rounds)
 
     @property
     def configs(self) -> list[RunConfig]:
@@ -65,10 +73,11 @@ def cells(study: Study) -> list[Cell]:
 
 
 def reference_cells(study: Study) -> list[Cell]:
-    """The runs that others refer to, one cell per environment."""
+    """The runs that others refer to, one cell per environment, for all seeds of the study."""
     case = Case("reference", {**(study.reference or {}), **dict.fromkeys(_referring(study.base))})
     builder = Builder(study, case)
-    return [builder.cell(environment, {}) for environment in environments(study)]
+    seeds = (*study.seeds, *(study.confirm.seeds if study.confirm else ()))
+    return [replace(builder.cell(environment, {}), seeds=seeds) for environment in environments(study)]
 
 
 def environments(study: Study) -> list[dict[str, Any]]:
@@ -122,6 +131,7 @@ class Builder:
         try:
             chosen = {key: value for key, value in self._case.settings.items() if key in self._fixed}
             config = self._config({**environment, **chosen, **point})
+            self._check_metric(config)
         except UnknownSetting as error:
             raise UserError(self._misplaced(error.key) or f"{self._place}: {error}") from None
         except UserError as error:
@@ -151,6 +161,15 @@ class Builder:
         for key, value in varied.items():
             values[key] = self._parse(key, value)[key]
         return build(values)
+
+    def _check_metric(self, config: RunConfig) -> None:
+        stop = self._study.stop.metric if self._study.stop else None
+        for name, metric in (("metric", self._study.metric), ("stop.metric", stop)):
+            require(
+                metric != VALIDATION or config.split.validation > 0,
+                f"{name} {VALIDATION} needs data that belong to no client, got data.validation 0; set data.validation, "
+                "0.1 for instance, for all runs, or choose another metric",
+            )
 
     def _parse(self, key: str, value: Any) -> dict[str, Any]:
         name = f"{key}={value!r}"

@@ -23,11 +23,12 @@ from fl_lightning.system import activity, memory
 from tune import record
 from tune.cluster import Resources, connected
 from tune.estimate import Estimate
+from tune.follow_up import confirmed, continued
 from tune.grid import Cell, cells, reference_cells
-from tune.outcome import CellOutcome, best_of, ended, outcome_of
+from tune.outcome import CellOutcome, ended, outcome_of
 from tune.packing import Unit, compact, packs, units
 from tune.study import Stop, Study
-from tune.work import Order, one_after_the_other
+from tune.work import Instructions, one_after_the_other
 
 # Lost nodes and killed processes; a run's own failure is recorded and not tried again in the same sweep.
 MAX_FAILURES = 5
@@ -103,22 +104,25 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
     activity.say("opening the store of runs")
     parent = record.open_sweep(study, options.out, folder)
     outputs = Outputs(parent.child_tags, pictures=options.pictures, checkpoint=_keeps(study))
-    order = Order(options.out, outputs, stop=study.stop, metric=study.metric)
+    instructions = Instructions(options.out, outputs, stop=study.stop, metric=study.metric)
     failures: dict[str, str] = {}
     try:
         with ExitStack() as stack:
             # Only when there is something to compute: starting a cluster takes seconds.
             place = functools.partial(connected, options.address, options.resources, options.out)
             slots = functools.cache(lambda: stack.enter_context(place()))
-            runner = _Runner(study, options, order, folder / "ray", slots, watch, failures)
+            runner = _Runner(study, options, instructions, folder / "ray", slots, watch, failures)
             if known is not None and study.reference is not None:
                 found = runner.references(reference_cells(study))
                 known = [replace(cell, references=found[cell.group[1]]) for cell in known]
-            tried = runner.search() if known is None else runner.grid(known)
+            tried = last = runner.search() if known is None else runner.grid(known)
             if study.continue_to is not None:
-                tried += runner.grid(_continued(study, tried, options.out))
+                last = runner.grid(continued(study, tried, options.out))
+                tried = [*tried, *last]
+            if study.confirm is not None:
+                tried = [*tried, *runner.grid(confirmed(study, last, options.out))]
         outcomes = [outcome_of(cell, options.out, study) for cell in tried]
-        parent.close(outcomes, failures)
+        parent.close(study, outcomes, failures)
     except BaseException as reason:
         parent.abandon(reason)
         raise
@@ -158,17 +162,6 @@ def _keeps(study: Study) -> bool:
     return study.keep_checkpoints or study.continue_to is not None
 
 
-def _continued(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
-    """The best setting of every case and environment, with more rounds."""
-    best = best_of([outcome_of(cell, out, study) for cell in tried])
-    rounds = study.continue_to or 1
-    return [replace(one.cell, config=_with_rounds(one.cell.config, rounds)) for one in best]
-
-
-def _with_rounds(config: RunConfig, rounds: int) -> RunConfig:
-    return replace(config, federation=replace(config.federation, rounds=rounds))
-
-
 class _Runner:
     """Carries out the phases of a sweep on a cluster that is connected."""
 
@@ -176,13 +169,13 @@ class _Runner:
         self,
         study: Study,
         options: Options,
-        order: Order,
+        instructions: Instructions,
         storage: Path,
         slots: Callable[[], int],
         watch: Watch,
         failures: dict[str, str],
     ) -> None:
-        self._study, self._options, self._order, self._storage = study, options, order, storage
+        self._study, self._options, self._instructions, self._storage = study, options, instructions, storage
         self._cluster = slots
         self._watch, self._failures = watch, failures
         self.computed = 0
@@ -216,19 +209,24 @@ class _Runner:
         self._watch(Status(done, len(configs), float("-inf")))
         if todo:
             self.computed += len(todo)
-            cases = {identity(config): cell.case for cell in tried for config in cell.configs}
-            outputs = self._order.outputs
-            order = self._order._replace(cases=cases, outputs=outputs._replace(checkpoint=keep or outputs.checkpoint))
+            tags = {
+                identity(config): {"case": cell.case, **record.purpose_tags(cell)}
+                for cell in tried
+                for config in cell.configs
+            }
+            outputs = self._instructions.outputs
+            outputs = outputs._replace(checkpoint=keep or outputs.checkpoint)
+            instructions = self._instructions._replace(tags=tags, outputs=outputs)
             if self._options.in_process:
-                self._compute_here(units(todo), order, done, len(configs))
+                self._compute_here(units(todo), instructions, done, len(configs))
                 return list(tried)
             work = self._packed(units(todo))
             ray_space = {"pack": _ray().grid_search(list(range(len(work))))}
-            self._fit(ray_space, order, lambda finished: (done + finished, len(configs)), work)
+            self._fit(ray_space, instructions, lambda finished: (done + finished, len(configs)), work)
         return list(tried)
 
-    def _compute_here(self, work: Sequence[Unit], order: Order, done: int, total: int) -> None:
-        with closing(one_after_the_other(work, order)) as progress:
+    def _compute_here(self, work: Sequence[Unit], instructions: Instructions, done: int, total: int) -> None:
+        with closing(one_after_the_other(work, instructions)) as progress:
             for news in progress:
                 self._failures.update(news.failures)
                 self._watch(Status(done + news.finished, total, news.best, news.rounds))
@@ -248,7 +246,7 @@ class _Runner:
         scheduler = FairAsha(study, searcher.rounds, stops) if study.search.scheduler == "asha" else None
         total = searcher.budget * len(study.seeds)
         self._watch(Status(0, total, float("-inf")))
-        self._fit({}, self._order, lambda finished: (finished, total), searcher=searcher, scheduler=scheduler)
+        self._fit({}, self._instructions, lambda finished: (finished, total), searcher=searcher, scheduler=scheduler)
         self.computed += searcher.computed
         return searcher.proposed
 
@@ -261,7 +259,7 @@ class _Runner:
     def _fit(
         self,
         space: dict[str, Any],
-        order: Order,
+        instructions: Instructions,
         count: Callable[[int], tuple[int, int]],
         work: Sequence[list[Unit]] = (),
         searcher: Any = None,
@@ -271,7 +269,7 @@ class _Runner:
 
         ray_tune = _ray()
         trainable = ray_tune.with_resources(
-            ray_tune.with_parameters(Trial, packs=[compact(pack) for pack in work], order=order),
+            ray_tune.with_parameters(Trial, packs=[compact(pack) for pack in work], instructions=instructions),
             {"cpu": self._options.resources.cpu, "gpu": self._options.resources.gpu},
         )
         name = f"{time.time_ns()}"

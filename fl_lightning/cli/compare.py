@@ -11,7 +11,7 @@ from fl_lightning import config as configuration
 from fl_lightning.cli.flags import CommandParser
 from fl_lightning.cli.hints import GA_AND_LA, command, is_server, look, shown
 from fl_lightning.errors import UserError, require
-from fl_lightning.runs.track import store_uri
+from fl_lightning.runs.store import store_uri
 from fl_lightning.system.text import render
 
 EPILOG = """All settings of `fl-lightning run` may follow, except method and seed; see fl-lightning run --help.
@@ -26,20 +26,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--threshold", type=float, default=0.8, help="GA whose round of arrival is reported [0.8]")
     parser.add_argument("--config", action="append", default=[], help="YAML file with settings; flags override it")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
+    parser.add_argument("--name", help="to select its runs by, as fl-lightning report --study NAME [from the methods]")
     parser.add_argument("--picture", type=Path, help="where to save the learning curves [OUT/comparison.png]")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    parser.add_argument("--name", default="", help="by which `report --study` finds the comparison [compare-...]")
     parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="runs at once, at most [all cores]")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
     options, flags = parser.parse_known_args(list(arguments))
+    from tune import study_file  # which imports this package
+
     flags = [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
     require(0 < options.threshold <= 1, f"--threshold must lie in (0, 1], got {options.threshold:g}; 0.8 is 80 %")
     require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
-    require(
-        re.fullmatch(r"[\w. -]*", options.name) is not None,
-        f"--name must be made of letters, digits, spaces and . _ -, got {options.name!r}",
-    )
     options.picture = writable_picture(options.picture or options.out / "comparison.png")
     variants = [variant for variant in options.methods.split(",") if variant]
     require(bool(variants), "--methods needs at least one name; see fl-lightning list methods")
@@ -47,6 +45,14 @@ def main(arguments: Sequence[str]) -> int:
         seeds = [int(seed) for seed in options.seeds.split(",")]
     except ValueError:
         raise UserError(f"--seeds must be whole numbers with commas, got {options.seeds!r}") from None
+    require(
+        options.name is None or re.fullmatch(r"[A-Za-z0-9_.=+-]+", options.name) is not None,
+        f"--name takes letters, digits and any of _ . = + -, got {options.name!r}",
+    )
+    require(
+        options.name not in study_file.names(),
+        f"--name {options.name} is the name of a study; choose another, so that the two can be told apart",
+    )
     settings = configuration.flags_to_settings(flags)
     for key in ("method", "seed"):
         require(key not in settings, f"--{key} is what a comparison varies; use --{key}s")

@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from fl_lightning.runs.track import store_uri
+from fl_lightning.runs.store import store_uri
 
 GA_AND_LA = (
     "GA is the test accuracy of the aggregated model, LA the mean test accuracy of the clients' own models before\n"

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fl_lightning.cli.flags import CommandParser, chosen_by
 from fl_lightning.cli.hints import is_server
 from fl_lightning.errors import UserError, require, unknown
-from fl_lightning.runs.track import ATTEMPT_TAG, PARENT_TAG, store_uri
+from fl_lightning.runs.store import store_uri
+from fl_lightning.runs.track import ATTEMPT_TAG, PARENT_TAG
 from fl_lightning.system.text import render
 
 if TYPE_CHECKING:

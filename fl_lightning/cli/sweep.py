@@ -22,6 +22,7 @@ from fl_lightning.system.text import render
 
 if TYPE_CHECKING:
     from analysis.report import Written
+    from tune.picture import Picture
     from tune.study import Study
     from tune.sweep import Options, Outcome, Status
 
@@ -48,13 +49,14 @@ def main(arguments: Sequence[str]) -> int:
     require(options.study is not None, "expected a study; fl-lightning list studies shows those that come with it")
     require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
     from tune.cluster import Resources
-    from tune.study_file import load
+    from tune.picture import Picture
+    from tune.study_file import read
     from tune.sweep import Options
 
-    study = load(options.study, options.scale, flags_to_settings(flags))
+    study = read(options.study, options.scale, flags_to_settings(flags))
     resources = Resources(getattr(options, "resources.cpu"), getattr(options, "resources.gpu"))
     how = Options(options.out.resolve(), options.address, resources, options.max_concurrent, options.fresh)
-    if study.draw is not None:
+    if isinstance(study, Picture):
         return draw(study, how.out)
     if options.dry_run:
         dry_run(study, how)
@@ -69,18 +71,20 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
     start = time.monotonic()
     with ProgressLine(study.metric, options.quiet) as line:
         line.tell("loading")
-        from tune.outcome import rows
+        from tune.outcome import protocol_of, rows
         from tune.sweep import sweep  # imports what only a sweep needs
 
         outcome = sweep(study, how, line.show)
     report, findings = _report(study, how, outcome) if study.report else (None, [])
-    table = rows(outcome.cells, study)
+    table, protocol = rows(outcome.cells, study), protocol_of(outcome.cells, study)
     if options.json:
-        print(json.dumps(_summary(outcome, table)))
+        print(json.dumps(_summary(outcome, table, protocol)))
         return 0 if not outcome.failures else 1
     if table:
         print(render(table))
         print(f"\n{GA_AND_LA}")
+        if protocol:
+            print(textwrap.fill(protocol, 120))
     for name, reason in outcome.failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     for sentence in findings:
@@ -97,11 +101,11 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
     return 0 if not outcome.failures else 1
 
 
-def draw(study: "Study", out: Path) -> int:
+def draw(picture: "Picture", out: Path) -> int:
     """Compute a study that is a picture, and say what is in it."""
     from analysis import drawing
 
-    scene, folder = drawing.draw(study, out)
+    scene, folder = drawing.draw(picture, out)
     print(render(drawing.rows(scene)))
     print(f"\npictures  {shown(folder)}")
     return 0
@@ -109,26 +113,40 @@ def draw(study: "Study", out: Path) -> int:
 
 def dry_run(study: "Study", how: "Options") -> None:
     """Say what a sweep would cost."""
+    from tune.best import listed
     from tune.estimate import forecast
+    from tune.follow_up import longer, on_fresh_seeds
     from tune.grid import cells, environments
     from tune.packing import units
     from tune.sweep import fitting, local_slots, missing
 
+    contests = len(study.cases) * len(environments(study))
+    confirming = contests * (len(study.confirm.seeds) if study.confirm else 0)
     if study.search.algorithm == "optuna":
-        contests = len(study.cases) * len(environments(study))
         number = contests * (study.search.samples or 0)
         runs = number * len(study.seeds)
         print(f"{number} settings in {contests} contests, {runs} runs at most; Optuna chooses them as it goes")
+        if study.confirm is not None:
+            print(f"then {confirming} runs that confirm the best settings on seeds {listed(study.confirm.seeds)}")
         return
     tried = cells(study)
     configs = list({identity(config): config for cell in tried for config in cell.configs}.values())
     todo = configs if how.fresh else missing(configs, how.out, study.stop)
-    work = units(todo)
     print(f"study       {study.name} {study.scale}: {study.about}")
     print(f"settings    {len(tried)}, each with {len(study.seeds)} seeds")
     print(f"runs        {len(configs)}, of which {len(configs) - len(todo)} are there already")
+    if study.confirm is not None:
+        print(
+            f"confirming  {confirming} more: the best setting of each case and environment on fresh seeds, "
+            f"{listed(study.confirm.seeds)}"
+        )
+        # Which setting will be the best, nobody knows; one of each contest stands for it.
+        likely = {cell.group: on_fresh_seeds(study, longer(study, cell)) for cell in tried}
+        fresh = [config for cell in likely.values() for config in cell.configs]
+        todo = [*todo, *(fresh if how.fresh else missing(fresh, how.out, study.stop))]
     if not todo:
         return
+    work = units(todo)
     slots = min(how.max_concurrent or sys.maxsize, local_slots(how.resources), fitting(study.memory))
     print("measuring a small round of every kind of run ...", file=sys.stderr, flush=True)
     cost = forecast(work, slots, study.keep_checkpoints or study.continue_to is not None)
@@ -136,7 +154,7 @@ def dry_run(study: "Study", how: "Options") -> None:
     print(f"time        about {_duration(cost.seconds)} with {slots} at once on this machine{shared}")
     print(f"disk        about {_size(cost.bytes)} in {shown(how.out)}")
     if study.reference is not None:
-        print(f"before      {len(environments(study)) * len(study.seeds)} reference runs, not counted above")
+        print(f"before      {_references(study)} reference runs, not counted above")
     if study.continue_to is not None:
         print(f"then        the best setting of each case and environment goes on to {study.continue_to} rounds")
 
@@ -209,16 +227,21 @@ class ProgressLine:
 
 def _counted(study: "Study", outcome: "Outcome") -> str:
     """How many runs there are, of which kinds, and how many of them are new."""
-    from tune.grid import environments
-
     ended = sum(len(cell.runs) for cell in outcome.cells)
     early = sum(len(cell.cell.seeds) for cell in outcome.cells) - ended - len(outcome.failures)
     kinds = [f"{ended} runs"]
     if study.search.scheduler != "none" and early > 0:
         kinds.append(f"{early} that the search stopped early")
     if study.reference is not None:
-        kinds.append(f"{len(environments(study)) * len(study.seeds)} references")
+        kinds.append(f"{_references(study)} references")
     return f"{' and '.join(kinds)}, {outcome.computed} of them computed now"
+
+
+def _references(study: "Study") -> int:
+    """How many runs there are that others refer to."""
+    from tune.grid import reference_cells
+
+    return sum(len(cell.seeds) for cell in reference_cells(study))
 
 
 def _report(study: "Study", how: "Options", outcome: "Outcome") -> "Written":
@@ -236,18 +259,20 @@ def _report(study: "Study", how: "Options", outcome: "Outcome") -> "Written":
 def _draw(outcome: "Outcome", path: Path) -> Path:
     """The mean learning curve of every case's best setting."""
     from fl_lightning.runs import pictures
-    from tune.outcome import best_of, mean_curve
+    from tune.averages import mean_curve
+    from tune.outcome import best_of
 
-    curves = {best.cell.case: mean_curve(best) for best in best_of(outcome.cells)}
+    curves = {best.cell.case: mean_curve([one.history for one in best.good]) for best in best_of(outcome.cells)}
     return pictures.save(pictures.learning_curves(curves), path)
 
 
-def _summary(outcome: "Outcome", table: Sequence[dict[str, str]]) -> dict[str, Any]:
+def _summary(outcome: "Outcome", table: Sequence[dict[str, str]], protocol: str) -> dict[str, Any]:
     return {
         "runs": sum(len(cell.runs) for cell in outcome.cells),
         "computed": outcome.computed,
         "failures": outcome.failures,
         "best": list(table),
+        "protocol": protocol,
         "run_id": outcome.run_id,
         "folder": str(outcome.folder),
     }

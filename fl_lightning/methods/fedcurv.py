@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fl_lightning.batching import couples_samples
 from fl_lightning.curvature.fisher import FisherKind, diagonal_fisher
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
@@ -122,9 +123,9 @@ class FedCurv(Method):
 
     def check(self, training: Training, server: Server) -> None:
         require(
-            self.fisher == "minibatch" or not server.task.couples_samples,
-            "method.fisher per_sample needs a model whose samples do not depend on each other, got one with BatchNorm; "
-            "use --method.fisher minibatch or another model",
+            self.fisher == "minibatch" or not couples_samples(server.task, server.holdout),
+            "method.fisher per_sample needs a model whose samples do not depend on each other, as they do with "
+            "BatchNorm; use --method.fisher minibatch or another model",
         )
 
     def init(self, params: Params, num_clients: int) -> State:

@@ -12,13 +12,18 @@ from fl_lightning.config import PARTS, RunConfig
 from fl_lightning.data.partition import content_hash
 from fl_lightning.record import Measurement
 from fl_lightning.runs import provenance
-from fl_lightning.runs.folder import ATTEMPT, Result, attempt_of, write_result
+from fl_lightning.runs.folder import Result, artifacts_of, attempt_of, write_result
 from fl_lightning.runs.identity import identity, trajectory
-from fl_lightning.runs.track import Tracker, store_uri, tag_run
+from fl_lightning.runs.outbox import UnreachableError
+from fl_lightning.runs.store import store_uri
+from fl_lightning.runs.track import Place, Tracker, recall_attempt
+from fl_lightning.system import activity
 
 # A batch of metrics costs MLflow about the same for one round as for many.
 SEND_EVERY_SECONDS = 1.0
-# MLflow's limit is 250 characters of a param; a name longer than this says nothing more.
+# By it and the identity an MLflow run is found whose key has got lost.
+FOLDER_TAG = "fl_lightning.folder"
+# A name longer than this says nothing more.
 LONGEST_NAME = 200
 SYMBOLS = {"training.epochs": "E", "training.batch_size": "B", "data.clients": "N", "federation.fraction": "C"}
 # What the program itself says about a run.
@@ -38,18 +43,23 @@ class Recording:
         tracker: Writes to it.
         history: The numbers of all rounds, which whoever computes them extends; those that are there already are sent
             at once, because a killed process may have left some unsent.
+
+    Attributes:
+        saved: How many rounds are on disk. Others are not told: computed again after a kill they would have other
+            seconds, and MLflow would have both.
     """
 
     def __init__(self, tracker: Tracker, history: Sequence[Measurement]) -> None:
         self.tracker, self._history = tracker, history
+        self.saved = len(history)
         self._sent, self._sent_at = 0, time.monotonic()
         self.send()
 
     def send(self) -> None:
         """Write the rounds that MLflow does not know yet."""
-        known = enumerate(self._history, start=1)
+        known = enumerate(self._history[: self.saved], start=1)
         self.tracker.log_rounds((i, measurement.metrics) for i, measurement in known if i > self._sent)
-        self._sent, self._sent_at = len(self._history), time.monotonic()
+        self._sent, self._sent_at = self.saved, time.monotonic()
 
     def send_now_and_then(self) -> None:
         """Write them if the last time is long enough ago."""
@@ -59,7 +69,25 @@ class Recording:
     def result(self, status: str, message: str, folder: Path) -> Result:
         """How the run ended, as its folder and MLflow know it."""
         tracker = self.tracker
-        return Result(status, message, tracker.run_id, folder, list(self._history), False, tracker.tags, tracker.uri)
+        return Result(
+            status=status,
+            message=message,
+            run_id=tracker.run_id,
+            folder=folder,
+            history=list(self._history),
+            tags=dict(tracker.tags),
+            store=tracker.uri,
+            identity=tracker.tags["identity"],
+            name=tracker.name,
+            params=tracker.params,
+        )
+
+    def conclude(self, result: Result) -> Result:
+        """Save how the run ended, then tell MLflow: whatever happens between the two, nothing is computed again."""
+        write_result(replace(result, unsent=True))
+        self.saved = len(self._history)
+        self.send()
+        return _end(self.tracker, result)
 
 
 def open_recording(
@@ -92,23 +120,68 @@ def open_recording(
         **provenance.tags(config),
         **further,
     }
-    is_new = not (folder / ATTEMPT).exists()
-    return Recording(Tracker(out, attempt_of(folder), _run_name(config, tags), config.flat(), tags, is_new), history)
+    marks = {"identity": tags["identity"], FOLDER_TAG: str(folder.resolve())}
+    attempt = attempt_of(folder, tags["identity"], lambda: recall_attempt(out, marks))
+    tracker = Tracker(out, attempt.key, _run_name(config, tags), config.flat(), {**tags, **marks}, attempt.is_new)
+    return Recording(tracker, history)
 
 
-def adopt(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str]) -> None:
-    """Give a finished run further tags; if another store has it, tell the present one what is known of it."""
+def adopt(out: Path, result: Result, tags: Mapping[str, str]) -> Result:
+    """Give a run that has ended further tags; tell the present store what it lacks of it."""
     same = result.store == store_uri(out)
-    if same and tags.keys() <= result.tags.keys():
-        return
+    if same and tags.keys() <= result.tags.keys() and not result.unsent:
+        return result
     # In its own store it stays a child of the sweep that has computed it; another store does not know that one.
-    tags = {**tags, **result.tags} if same else {**result.tags, **tags}
-    tracker = Tracker(out, attempt_of(result.folder), _run_name(config, tags), config.flat(), tags)
-    if tracker.run_id != result.run_id:
+    return tell(out, result, {**tags, **result.tags} if same else {**result.tags, **tags})
+
+
+def tell(out: Path, result: Result, tags: Mapping[str, str], place: Place | None = None) -> Result:
+    """Tell a store of a run that has ended; again, if it may know only part of it.
+
+    Args:
+        out: Folder of all runs.
+        result: The run.
+        tags: Of its MLflow run.
+        place: Where to write, if not to the store of the folder.
+
+    Returns:
+        The run with what the store says of it; it is saved.
+    """
+    marks = {"identity": result.identity, FOLDER_TAG: str(result.folder.resolve())}
+    attempt = attempt_of(result.folder, result.identity, lambda: None if place else recall_attempt(out, marks))
+    tracker = Tracker(out, attempt.key, result.name, result.params, {**tags, **marks}, place=place)
+    if tracker.run_id != result.run_id or result.unsent:
         Recording(tracker, result.history)
+        result = replace(result, unsent=True)
+    return _end(tracker, replace(result, run_id=tracker.run_id, tags=dict(tracker.tags), store=tracker.uri))
+
+
+def send_rest(out: Path, result: Result) -> Result:
+    """Tell the store what it lacks of a run that has ended, if it answers now."""
+    try:
+        return tell(out, result, result.tags)
+    except UnreachableError:
+        _warn_of_rest(result)
+        return result
+
+
+def _end(tracker: Tracker, result: Result) -> Result:
+    if result.unsent or not result.reused:
+        tracker.artifacts(artifacts_of(result.folder))
         tracker.tag("status", result.status)
-    tracker.finish("FINISHED" if result.status != "stopped" else "KILLED")
-    write_result(replace(result, run_id=tracker.run_id, tags=tags, store=store_uri(out)))
+    tracker.finish("KILLED" if result.status == "stopped" else "FINISHED")
+    result = replace(result, unsent=not tracker.flush())
+    write_result(result)
+    if result.unsent:
+        _warn_of_rest(result)
+    return result
+
+
+def _warn_of_rest(result: Result) -> None:
+    activity.warn(
+        f"the MLflow server at {result.store} does not answer, and lacks some of this run; all of it is saved in "
+        f"{result.folder}, and the same command sends the rest"
+    )
 
 
 def retag(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str]) -> Result:
@@ -116,10 +189,7 @@ def retag(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str])
     merged = {**result.tags, **tags}
     if merged == result.tags:
         return result
-    tag_run(store_uri(out), result.run_id, tags, _run_name(config, merged))
-    changed = replace(result, tags=merged)
-    write_result(changed)
-    return changed
+    return tell(out, replace(result, name=_run_name(config, merged)), merged)
 
 
 def _run_name(config: RunConfig, tags: Mapping[str, str]) -> str:
