@@ -12,7 +12,8 @@ setup: $(INSTALLED)
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fl_lightning needs Python 3.11 or newer; try make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[dev,docs]'
+	@echo "installing PyTorch, Lightning, Ray and MLflow into .venv: about 2 GB, a few minutes"
+	$(BIN)/pip install --disable-pip-version-check --editable '.[dev,docs]'
 	touch $@
 
 demo: setup

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from fl_lightning.errors import UserError, require
-from fl_lightning.system import interrupts
+from fl_lightning.system import activity, interrupts
 from fl_lightning.system.processes import descendants
 from tune.private import LOOPBACK, private, read_again
 from tune.session import enrol, session, sweep_up
@@ -57,6 +57,7 @@ def connected(address: str | None, resources: Resources, out: Path) -> Iterator[
         resources.cpu >= 0 and resources.gpu >= 0 and resources.cpu + resources.gpu > 0,
         f"--resources.cpu and --resources.gpu must be >= 0 and not both 0, got {resources.cpu:g}, {resources.gpu:g}",
     )
+    activity.say(f"connecting to the Ray cluster at {address}" if address else "starting Ray on this machine")
     os.environ.update(SETTINGS)
     if address is not None:
         _check_reachable(address)
