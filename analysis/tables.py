@@ -57,22 +57,28 @@ def accuracy_and_rounds(
             first = curves.loc[curves["GA"].ge(threshold)].groupby("run_id")["round"].min()
             line[f"rounds to {threshold:.0%}"] = first.mean() if len(first) else np.nan
             line[f"reached {threshold:.0%}"] = len(first)
+        if best["confirmed"].any():
+            line["optimism (points)"] = _optimism(row)
         line |= {"n": row["n"], "diverged seeds": row["diverged_seeds"], "settings tried": row["tried"]}
         rows.append(line)
     return pd.DataFrame(rows)
 
 
 def best_settings(runs: pd.DataFrame, metric: str = "GA") -> pd.DataFrame:
-    """The best setting of every case under all conditions, and what to expect of it on an equal budget."""
+    """The best setting of every case under all conditions, and what to expect of it on an equal budget.
+
+    Where it ran again on fresh seeds: `chosen`, the mean of the seeds that chose it; `confirmed`, that of the fresh
+    ones; and `optimism`, by how much the former looked too good.
+    """
     best = contests.best_of_grid(runs, metric)
     tuned = contests.tuned(runs)
-    name = f"{metric} (%)"
+    name = f"confirmed {metric} (%)" if len(best) and best["confirmed"].any() else f"{metric} (%)"
     rows = [
         {
             **{contests.symbol(key): row[key] for key in contests.conditions(runs)},
             "case": row["case"],
             **{contests.symbol(key): row[key] for key in tuned},
-            **columns(name, _percent(Interval(row["mean"], row["low"], row["high"], row["n"]))),
+            **_chosen_and_confirmed(row, metric, name),
             "n": row["n"],
             "diverged seeds": row["diverged_seeds"],
             "settings tried": row["tried"],
@@ -150,7 +156,11 @@ def _by_case(runs: pd.DataFrame, x: "pd.Series[float]", y: "pd.Series[float]") -
     groups = {str(case): mine.index for case, mine in runs.groupby("case", sort=False)}
     enough = {case: index for case, index in groups.items() if len(index) >= MIN_FOR_CORRELATION and len(groups) > 1}
     enough["all" if len(groups) > 1 else next(iter(groups))] = runs.index
-    return [{"case": case, **correlated(correlation(x.loc[index], y.loc[index]))} for case, index in enough.items()]
+    settings = contests.setting_numbers(runs)
+    return [
+        {"case": case, **correlated(correlation(x.loc[index], y.loc[index], settings.loc[index]))}
+        for case, index in enough.items()
+    ]
 
 
 def costs(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
@@ -246,6 +256,23 @@ def columns(name: str, interval: Interval) -> dict[str, float]:
     return {name: interval.mean, f"{name} low": interval.low, f"{name} high": interval.high}
 
 
+def _chosen_and_confirmed(row: "pd.Series[Any]", metric: str, name: str) -> dict[str, float]:
+    shown = _percent(Interval(row["mean"], row["low"], row["high"], row["n"]))
+    if not name.startswith("confirmed"):
+        return columns(name, shown)
+    nothing = Interval(np.nan, np.nan, np.nan, 0)
+    return {
+        f"chosen {metric} (%)": 100 * row["chosen_mean"],
+        **columns(name, shown if row["confirmed"] else nothing),
+        "optimism (points)": _optimism(row),
+    }
+
+
+def _optimism(row: "pd.Series[Any]") -> float:
+    """By how many points the seeds that chose a setting look better than fresh ones."""
+    return float(100 * (row["chosen_mean"] - row["mean"])) if row["confirmed"] else np.nan
+
+
 def _percent(interval: Interval) -> Interval:
     return interval._replace(mean=100 * interval.mean, low=100 * interval.low, high=100 * interval.high)
 
@@ -293,10 +320,11 @@ def _holm(p: "pd.Series[float]") -> "pd.Series[float]":
 
 
 def correlated(found: Correlation) -> dict[str, Any]:
-    """Both correlations and their intervals, with the number of points."""
+    """Both correlations and their intervals, with the numbers of points and of settings behind them."""
     nothing = Interval(np.nan, np.nan, np.nan, found.n)
     return {
         "n": found.n,
+        "settings": found.clusters,
         **columns("Pearson r", found.pearson or nothing),
         **columns("Spearman ρ", found.spearman or nothing),
         "remark": found.remark,

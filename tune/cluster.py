@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from fl_lightning.errors import UserError, require
-from fl_lightning.system import interrupts
+from fl_lightning.system import activity, interrupts
 from fl_lightning.system.processes import descendants
 from tune.private import LOOPBACK, private, read_again
 from tune.session import enrol, session, sweep_up
@@ -57,6 +57,7 @@ def connected(address: str | None, resources: Resources, out: Path) -> Iterator[
         resources.cpu >= 0 and resources.gpu >= 0 and resources.cpu + resources.gpu > 0,
         f"--resources.cpu and --resources.gpu must be >= 0 and not both 0, got {resources.cpu:g}, {resources.gpu:g}",
     )
+    activity.say(f"connecting to the Ray cluster at {address}" if address else "starting Ray on this machine")
     os.environ.update(SETTINGS)
     if address is not None:
         _check_reachable(address)
@@ -125,10 +126,8 @@ def _errors_to(file: IO[str]) -> Iterator[None]:
 
 def _no_farewell() -> None:
     """Ray's colours would say "back to normal" at the end of the program, and a terminal show that as `[0m`."""
-    if "colorama" in sys.modules:
-        from colorama import initialise
-
-        atexit.unregister(initialise.reset_all)
+    if (colours := sys.modules.get("colorama.initialise")) is not None:
+        atexit.unregister(colours.reset_all)
 
 
 def _check_reachable(address: str) -> None:
@@ -178,10 +177,10 @@ def _check_shared(nodes: list[dict[str, Any]], out: Path) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from fl_lightning.runs.track import store_uri
+    from fl_lightning.runs.store import database_of, store_uri
 
     require(
-        not store_uri(out).startswith("sqlite:"),
+        database_of(store_uri(out)) is None,
         "several machines cannot write to one sqlite database; start an MLflow server and set MLFLOW_TRACKING_URI to "
         "its address (docs/cluster.md)",
     )

@@ -7,19 +7,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar
 
 import torch
 
 from fl_lightning import streams
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
-from fl_lightning.method import Context, Method
+from fl_lightning.method import ClientHooks, Context
 from fl_lightning.params import Params
 from fl_lightning.task import Task, Weights
-
-if TYPE_CHECKING:
-    from pytorch_lightning import Callback
 
 # Lightning's notices (devices found, tips, advice on loaders) say nothing about a fit of one client.
 LOGGERS = ("pytorch_lightning", "lightning.pytorch", "pytorch_lightning.utilities.rank_zero")
@@ -36,15 +33,18 @@ class Lightning(Engine):
         callbacks: Further Lightning callbacks, called for every client's fit (from Python only).
     """
 
-    callbacks: "tuple[Callback, ...]" = ()
+    # Objects, which no flag can name; of type Any, because importing Lightning for its name takes seconds.
+    python_only: ClassVar[frozenset[str]] = frozenset({"callbacks"})
+
+    callbacks: tuple[Any, ...] = ()
 
     def fit(
-        self, method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
+        self, hooks: ClientHooks, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
     ) -> Iterator[Fit]:
         for position, plan in enumerate(plans):
-            yield self._fit_one(method, task, context.of_member(position), buffers, plan)
+            yield self._fit_one(hooks, task, context.of_member(position), buffers, plan)
 
-    def _fit_one(self, method: Method, task: Task, context: Context, buffers: Params, plan: Plan) -> Fit:
+    def _fit_one(self, hooks: ClientHooks, task: Task, context: Context, buffers: Params, plan: Plan) -> Fit:
         # Importing Lightning takes seconds; whoever only lists or checks settings need not wait for it.
         from pytorch_lightning import Trainer
 
@@ -52,7 +52,7 @@ class Lightning(Engine):
 
         device = task.device
         task.load(Weights(context.start, buffers))
-        client, observer = Client(method, task, context, plan), Observer(method, context)
+        client, observer = Client(hooks, task, context, plan), Observer(hooks, context)
         with _quiet(), streams.global_noise(plan.seed, "noise", plan.round, plan.data.client):
             trainer = Trainer(
                 accelerator="cpu" if device.type == "cpu" else "gpu",

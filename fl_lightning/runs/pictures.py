@@ -1,5 +1,6 @@
 """Pictures that a run leaves: learning curves, and who holds which classes."""
 
+import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 
 from fl_lightning.runs.labels import take_literally
+from fl_lightning.system.atomic import write_atomically
 
 # Okabe and Ito's palette: distinguishable with every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -128,7 +130,9 @@ def save(figure: Figure, path: Path) -> Path:
     """Write a picture as PNG."""
     take_literally(figure)
     FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=150)
+    content = io.BytesIO()
+    figure.savefig(content, dpi=150)
+    write_atomically(path, content.getvalue())
     return path
 
 

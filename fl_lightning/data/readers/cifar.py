@@ -17,7 +17,7 @@ import torch
 
 from fl_lightning.data.augment import Name as Augmentation
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.readers import plain_pickle
+from fl_lightning.data.readers import fingerprint, plain_pickle
 from fl_lightning.data.readers.bounds import Bounded
 from fl_lightning.data.readers.download import DownloadError, damaged, download, unusable, write_whole
 from fl_lightning.data.readers.mapped import Array, mapped
@@ -65,9 +65,29 @@ def load(name: Name, root: str | None, augmentation: Augmentation) -> Dataset:
     )
 
 
+def content(name: Name, root: str | None) -> str | None:
+    """A hash of the files if they are not the official ones, which are also what a download would bring."""
+    from torchvision import datasets
+
+    source: Any = getattr(datasets, name)
+    folder = data_root(root)
+    choices = (
+        (_batches(source, folder), dict(source.train_list + source.test_list)),
+        ({source.filename: folder / source.filename}, {source.filename: source.tgz_md5}),
+    )
+    for files, official in choices:
+        if all(file.is_file() for file in files.values()):
+            return fingerprint.unless_official(files, official, root)
+    return None
+
+
+def _batches(source: Any, folder: Path) -> dict[str, Path]:
+    return {file: folder / source.base_folder / file for file, _ in source.train_list + source.test_list}
+
+
 def _files(source: Any, name: Name, folder: Path) -> dict[str, Path]:
     """The batches, or the archive that holds them."""
-    batches = {file: folder / source.base_folder / file for file, _ in source.train_list + source.test_list}
+    batches = _batches(source, folder)
     archive = folder / source.filename
     try:
         missing = [file for file, path in batches.items() if not path.is_file()]
