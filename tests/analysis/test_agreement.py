@@ -43,7 +43,8 @@ def made_up(config, out, rng, status=None):
     ]
     folder = folder_of(config, out)
     folder.mkdir()
-    write_result(Result(str(status), "", "", folder, history, identity=identity(config)))
+    known = {"identity": identity(config), "params": config.flat()}
+    write_result(Result(str(status), "", "", folder, history, **known))
 
 
 def stored(study, out, seed):
