@@ -85,7 +85,7 @@ def compare(
         label = label_of(variant)
         tags = {"study": name, f"study.{name}": "all", "case": label}
         result = finish(rounds(config, out, fresh, Outputs(tags)), announce(config, label))
-        adopt(config, out, result, tags)  # a run that was there before
+        adopt(out, result, tags)  # a run that was there before
         outcomes.append(Outcome(label, seed, result))
     return outcomes
 

@@ -120,7 +120,11 @@ def adopt(out: Path, result: Result, tags: Mapping[str, str]) -> None:
     if same and tags.keys() <= result.tags.keys() and not result.unsent:
         return
     # In its own store it stays a child of the sweep that has computed it; another store does not know that one.
-    tell(out, result, {**tags, **result.tags} if same else {**result.tags, **tags})
+    try:
+        tell(out, result, {**tags, **result.tags} if same else {**result.tags, **tags})
+    except UnreachableError:
+        if not result.unsent:  # then it waits, and that was said
+            raise
 
 
 def tell(out: Path, result: Result, tags: Mapping[str, str], place: Place | None = None) -> Result:
