@@ -25,6 +25,7 @@ from analysis.statistics import (
     paired,
 )
 from fl_lightning.errors import unknown
+from fl_lightning.system import spreadsheet
 
 NOTE = "[low, high]: 95 % bootstrap interval over seeds; (low to high): range of fewer than five runs, no interval."
 # Columns that say something only if they are not zero.
@@ -56,22 +57,28 @@ def accuracy_and_rounds(
             first = curves.loc[curves["GA"].ge(threshold)].groupby("run_id")["round"].min()
             line[f"rounds to {threshold:.0%}"] = first.mean() if len(first) else np.nan
             line[f"reached {threshold:.0%}"] = len(first)
+        if best["confirmed"].any():
+            line["optimism (points)"] = _optimism(row)
         line |= {"n": row["n"], "diverged seeds": row["diverged_seeds"], "settings tried": row["tried"]}
         rows.append(line)
     return pd.DataFrame(rows)
 
 
 def best_settings(runs: pd.DataFrame, metric: str = "GA") -> pd.DataFrame:
-    """The best setting of every case under all conditions, and what to expect of it on an equal budget."""
+    """The best setting of every case under all conditions, and what to expect of it on an equal budget.
+
+    Where it ran again on fresh seeds: `chosen`, the mean of the seeds that chose it; `confirmed`, that of the fresh
+    ones; and `optimism`, by how much the former looked too good.
+    """
     best = contests.best_of_grid(runs, metric)
     tuned = contests.tuned(runs)
-    name = f"{metric} (%)"
+    name = f"confirmed {metric} (%)" if len(best) and best["confirmed"].any() else f"{metric} (%)"
     rows = [
         {
             **{contests.symbol(key): row[key] for key in contests.conditions(runs)},
             "case": row["case"],
             **{contests.symbol(key): row[key] for key in tuned},
-            **columns(name, _percent(Interval(row["mean"], row["low"], row["high"], row["n"]))),
+            **_chosen_and_confirmed(row, metric, name),
             "n": row["n"],
             "diverged seeds": row["diverged_seeds"],
             "settings tried": row["tried"],
@@ -239,14 +246,31 @@ def html(table: pd.DataFrame) -> str:
 def save(table: pd.DataFrame, stem: Path, caption: str = "") -> list[Path]:
     """Write CSV with all digits, and LaTeX."""
     paths = [stem.with_suffix(".csv"), stem.with_suffix(".tex")]
-    table.to_csv(paths[0], index=False)
-    paths[1].write_text(latex(table, caption))
+    spreadsheet.save(table, paths[0])
+    paths[1].write_text(latex(table, caption), encoding="utf-8")
     return paths
 
 
 def columns(name: str, interval: Interval) -> dict[str, float]:
     """A number and the ends of its interval, as all tables have them."""
     return {name: interval.mean, f"{name} low": interval.low, f"{name} high": interval.high}
+
+
+def _chosen_and_confirmed(row: "pd.Series[Any]", metric: str, name: str) -> dict[str, float]:
+    shown = _percent(Interval(row["mean"], row["low"], row["high"], row["n"]))
+    if not name.startswith("confirmed"):
+        return columns(name, shown)
+    nothing = Interval(np.nan, np.nan, np.nan, 0)
+    return {
+        f"chosen {metric} (%)": 100 * row["chosen_mean"],
+        **columns(name, shown if row["confirmed"] else nothing),
+        "optimism (points)": _optimism(row),
+    }
+
+
+def _optimism(row: "pd.Series[Any]") -> float:
+    """By how many points the seeds that chose a setting look better than fresh ones."""
+    return float(100 * (row["chosen_mean"] - row["mean"])) if row["confirmed"] else np.nan
 
 
 def _percent(interval: Interval) -> Interval:

@@ -13,16 +13,16 @@ from torch import Tensor
 from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
-from fl_lightning.data.partition import class_counts, held_out, partition, subset_indices
+from fl_lightning.data.partition import class_counts, held_out, partition, subset_indices, validating
 from fl_lightning.errors import Diverged, UserError
-from fl_lightning.loop import federate
+from fl_lightning.loop import federate, initial
 from fl_lightning.probes import ridge
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.record import Measurement, RoundRecord, Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.runs.folder import Result, clear, finished, folder_of, locked
 from fl_lightning.runs.identity import identity
-from fl_lightning.runs.recording import Recording, open_recording, send_rest
+from fl_lightning.runs.recording import Recording, open_recording, retag, send_rest
 from fl_lightning.runs.resume import saved_rounds
 from fl_lightning.runs.saved import load_reference, saved_weights
 from fl_lightning.task import Task
@@ -66,6 +66,8 @@ def build(config: RunConfig) -> Problem:
     clients = partition(dataset.train_y, config.split, config.seed, dataset.owners)
     holdout = held_out(dataset.train_y, config.split, config.seed)
     dataset = skew(dataset, clients, config.split, config.seed)
+    if config.split.validation > 0:
+        dataset = replace(dataset, validation=validating(dataset.train_y, config.split, config.seed))
     if config.split.test_subset < 1:
         measured = subset_indices(dataset.test_y, config.split.test_subset)
         dataset = replace(dataset, test_x=dataset.test_x[measured], test_y=dataset.test_y[measured])
@@ -76,7 +78,13 @@ def build(config: RunConfig) -> Problem:
     return Problem(dataset, clients, holdout, task)
 
 
-def run(config: RunConfig, out: Path | str = "runs", fresh: bool = False, watch: Watch | None = None) -> Result:
+def run(
+    config: RunConfig,
+    out: Path | str = "runs",
+    fresh: bool = False,
+    watch: Watch | None = None,
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> Result:
     """Run a configuration, or go on where an earlier process stopped; a finished run is only read.
 
     Args:
@@ -84,11 +92,13 @@ def run(config: RunConfig, out: Path | str = "runs", fresh: bool = False, watch:
         out: Folder of all runs and of the MLflow store.
         fresh: Forget what an earlier process has done for this configuration.
         watch: Told of every round.
+        tags: Further tags of the MLflow run; `case` is what tables and figures call it.
 
     Returns:
         How it ended; all numbers are in its folder and in MLflow.
     """
-    return finish(rounds(config, Path(out), fresh), watch)
+    result = finish(rounds(config, Path(out), fresh, Outputs(tags)), watch)
+    return retag(config, Path(out), result, tags) if result.reused else result
 
 
 def finish(progress: Progress, watch: Watch | None = None) -> Result:
@@ -190,7 +200,7 @@ def _compute(
 ) -> Progress:
     problem, key = problem or build(config), identity(config)
     task, folder = problem.task, folder_of(config, out)
-    start = Snapshot(0, config.method.init(task.initial.params, len(problem.clients)), task.initial.buffers)
+    start = initial(config.method, task, len(problem.clients))
     saved = saved_rounds(config, out, start, fresh)
     history = list(saved.history) if saved else []
     if len(history) == config.federation.rounds:

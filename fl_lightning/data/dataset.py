@@ -30,6 +30,7 @@ class Dataset:
         augment: Name of the augmentation of training batches (`fl_lightning.data.augment`).
         owners: Who a training sample belongs to by nature (a writer, a hospital): numbers 0 .. n - 1, or None if the
             data name no clients.
+        validation: Indices of the training samples that belong to nobody and serve only to choose settings, or None.
     """
 
     train_x: Tensor
@@ -41,6 +42,7 @@ class Dataset:
     std: tuple[float, ...] = (1.0,)
     augment: str = "none"
     owners: Tensor | None = None
+    validation: Tensor | None = None
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):

@@ -173,8 +173,9 @@ def _opened(path: Path) -> Iterator[tuple[dict[str, str], Any]]:
             given = header.get("format", "")
             if given != FORMAT:
                 ours = given.startswith(FORMAT.rstrip("0123456789"))
-                what = f"was written by another version ({given})" if ours else "is not a checkpoint of this program"
-                raise DamagedError(what)
+                raise DamagedError(
+                    f"was written by another version ({given})" if ours else "is not a checkpoint of this program"
+                )
             if header.pop("checksum", None) != _seal(header):
                 raise DamagedError("is damaged (the checksum of its header does not match)")
             yield header, file

@@ -10,8 +10,9 @@ from fl_lightning.record import Measurement
 from fl_lightning.runs.folder import Result, folder_of, write_result
 from fl_lightning.runs.identity import identity
 from fl_lightning.system.atomic import write_atomically
+from tune.averages import mean_curve
 from tune.grid import cells
-from tune.outcome import CellOutcome, best_of, ended, mean_curve, outcome_of, rows
+from tune.outcome import CellOutcome, best_of, ended, outcome_of, rows
 from tune.study import Case, Range, Stop, Study
 
 BASE = {"data": "digits", "model": "softmax", "federation.rounds": 3}
@@ -49,7 +50,7 @@ def test_the_best_of_every_contest_by_its_mean():
     best = best_of(outcomes(mine, [[result(0.9, a), result(b)] for a, b in pairs]))
     found = [(one.cell.environment["data.alpha"], one.cell.case, one.cell.point["training.lr"]) for one in best]
     assert found == [(0.1, "A", 0.1), (0.1, "B", 0.2), (1, "A", 0.2), (1, "B", 0.1)]  # the earlier one of equals
-    assert best[0].mean == pytest.approx(0.6)
+    assert best[0].tried.mean == pytest.approx(0.6)
 
 
 def test_a_diverged_or_missing_seed_loses_against_everything_complete():
@@ -60,7 +61,6 @@ def test_a_diverged_or_missing_seed_loses_against_everything_complete():
         assert [one.cell.point["training.lr"] for one in best] == [0.2]
     assert best_of(outcomes(mine, [[wild, wild], []])) == []
     (alone,) = best_of(outcomes(mine, [[result(0.9), wild], []]))  # better than nothing
-    assert alone.mean == float("-inf")
     (row,) = rows([alone], mine)
     assert (row["GA (%)"], row["runs"]) == ("90.00", "2, 1 diverged")
 
@@ -108,7 +108,7 @@ def test_other_metrics_and_continued_runs_have_their_columns():
 def test_curves_are_means_as_long_as_all_last():
     mine = study(environments={}, cases=(Case("A", {"method": "fedavg"}),))
     one, _ = outcomes(mine, [[result(0.2, 0.4, 0.6), result(0.4, 0.8)], []])
-    assert [point["GA"] for point in mean_curve(one)] == pytest.approx([0.3, 0.6])
+    assert [point["GA"] for point in mean_curve([run.history for run in one.good])] == pytest.approx([0.3, 0.6])
 
 
 @pytest.mark.parametrize(
