@@ -8,6 +8,7 @@ import pytest
 from analysis import contests, runs, studies, tables
 from fl_lightning.record import Measurement
 from fl_lightning.runs.folder import Result, folder_of, latest, write_result
+from fl_lightning.runs.identity import identity
 from tune import record
 from tune.grid import cells
 from tune.outcome import best_of, outcome_of, rows
@@ -42,7 +43,8 @@ def made_up(config, out, rng, status=None):
     ]
     folder = folder_of(config, out)
     folder.mkdir()
-    write_result(Result(str(status), "", "", folder, history))
+    known = {"identity": identity(config), "name": "made up", "params": config.flat()}
+    write_result(Result(str(status), "", "", folder, history, **known))
 
 
 def stored(study, out, seed):
