@@ -73,6 +73,11 @@ def insistent() -> Iterator[None]:
     _insisting, sys.unraisablehook = True, _without_interrupts
     try:
         yield
+    except SystemExit as end:
+        if end.code != signal.SIGTERM:
+            raise
+        _hear(signal.SIGTERM)  # by Ray's handler, which it has put in place of ours
+        raise KeyboardInterrupt from None
     finally:
         _insisting, sys.unraisablehook = False, hook
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -94,10 +99,14 @@ def exit_code() -> int:
     return 128 + _heard
 
 
-def _remember(number: int, frame: FrameType | None) -> None:
+def _hear(number: int) -> None:
     global _heard
     _heard = number
     _pending.set()
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    _hear(number)
     if _insisting:
         signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS, AGAIN_SECONDS)
     raise KeyboardInterrupt

@@ -105,7 +105,7 @@ def test_a_limit_of_memory(out, megabytes):
     [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
 )
 def test_a_locale_without_letters(tmp_path, out, locale):
-    study = tmp_path / "größe.yaml"
+    study = tmp_path / "mine.yaml"
     study.write_text(
         "about: größer ± ☃\nbase: {data: digits}\nspace: {training.lr: [0.1]}\ncases: [{label: FÖLA ☃, method: fola}]",
         encoding="utf-8",
