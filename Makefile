@@ -5,14 +5,15 @@ INSTALLED := .venv/installed
 # Python 3.12 and later can tell which lines run at almost no cost.
 COVERAGE := COVERAGE_CORE=$(shell $(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 
-.PHONY: setup demo test quick check docs golden bench format clean
+.PHONY: setup demo test quick check docs golden bench chaos format clean
 
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fl_lightning needs Python 3.11 or newer; try make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[dev,docs]'
+	@echo "installing PyTorch, Lightning, Ray and MLflow into .venv: about 2 GB, a few minutes"
+	$(BIN)/pip install --disable-pip-version-check --editable '.[dev,docs]'
 	touch $@
 
 demo: setup
@@ -42,6 +43,10 @@ docs: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# Longer and random: kills, damage, settings by chance. The seed is printed.
+chaos: setup
+	$(BIN)/python -m tests.faults.chaos --minutes 10
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -20,6 +20,7 @@ from analysis.parts import Part, parts
 from analysis.runs import NoRuns
 from analysis.style import Picture
 from fl_lightning.errors import UserError
+from fl_lightning.system import spreadsheet
 from fl_lightning.system.atomic import write_atomically
 
 # Ids of runs that are printed below a figure; all of them are in runs.csv.
@@ -126,9 +127,7 @@ def write(
     for part in chosen:
         section = _section(part, place)
         _fill(section, part, out, watch)
-        part.runs.drop(columns=["name"], errors="ignore").to_csv(
-            out / "tables" / f"{section.key}-runs.csv", index=False
-        )
+        spreadsheet.save(part.runs.drop(columns=["name"], errors="ignore"), out / "tables" / f"{section.key}-runs.csv")
         sections.append(section)
     date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
     path = out / "index.html"
@@ -202,7 +201,7 @@ def _figure(figure: Picture, entry: Entry, section: Section, part: Part, out: Pa
     name = f"{section.key}-{entry.key}"
     files = style.save(figure, out / "figures" / name)
     basis = _basis(figure.run_ids or list(part.runs["run_id"]), section)
-    body = _inline(files[0].read_text(), entry.title)
+    body = _inline(files[0].read_text(encoding="utf-8"), entry.title)
     return Item(name, entry.title, entry.about, body, list(dict.fromkeys(figure.remarks)), basis, _relative(files, out))
 
 
@@ -214,7 +213,9 @@ def _background(out: Path) -> Item:
         "product lies on the ridge, where a point that both find likely is. Not from runs: two chosen Gaussians."
     )
     title = "Why a product of posteriors"
-    return Item("landscape", title, about, _inline(files[0].read_text(), title), [], "", _relative(files, out))
+    return Item(
+        "landscape", title, about, _inline(files[0].read_text(encoding="utf-8"), title), [], "", _relative(files, out)
+    )
 
 
 def _inline(svg: str, title: str) -> str:

@@ -30,6 +30,7 @@ from analysis.store import Content, Store, open_store
 from fl_lightning.errors import UserError, unknown
 from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
 from fl_lightning.runs.track import PARENT_TAG
+from fl_lightning.system.spreadsheet import original
 
 Place = str | Path | None
 KEY_COLUMNS = ("run_id", "case", "method", "data", "model", "seed", "partition", "status", "ended", "diverged")
@@ -196,12 +197,8 @@ class Runs:
                 table, outdated = self._of_study(table, study, scale)
                 remarks += outdated
             for name, value in (tags or {}).items():
-                if name not in self._tags:
-                    raise no_such("tag", name, self._tags)
-                carrying = self._tags.index[self._tags[name].eq(str(value))]
-                table = table.loc[table["run_id"].isin(carrying)]
-            for column, value in (where or {}).items():
-                table = narrow(table, column, value)
+                table = self._tagged(table, name, value)
+            table = self.narrowed(table, where or {})
             if not len(table):
                 raise NoRuns(_nothing_left(study, where, tags))
         except NoRuns as reason:
@@ -223,6 +220,37 @@ class Runs:
             table.attrs |= studies.attributes(sweep.content)
             table.attrs["stages"] = True
         return table
+
+    def narrowed(self, table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+        """The runs of a table that have these values of columns, or of tags that users have given them."""
+        for name, value in where.items():
+            if name not in table and name in self._tags:
+                table = self._tagged(table, name, value)
+            else:
+                table = narrow(table, name, value)
+        return table
+
+    def tags_of(self, run_id: str) -> dict[str, str]:
+        """All tags of a run."""
+        return {str(name): str(value) for name, value in self._tags.loc[run_id].dropna().items()}
+
+    def metrics_of(self, run: "pd.Series[Any]") -> dict[str, float]:
+        """What was measured in the last round of a run, a row of a table."""
+        names = ["GA", "LA", *sorted(self._metric_names - {"GA", "LA"})]
+        return {name: float(run[name]) for name in names if name in run.index and pd.notna(run[name])}
+
+    def settings_of(self, run: "pd.Series[Any]") -> dict[str, Any]:
+        """The settings of a run by dotted key."""
+        params = self._content.params
+        mine = params.loc[params["run_id"].eq(run["run_id"]), "key"]
+        return {key: run[key] for key in mine}
+
+    def _tagged(self, table: pd.DataFrame, name: str, value: Any) -> pd.DataFrame:
+        if name not in self._tags:
+            raise no_such("tag", name, self._tags)
+        values = list(map(str, value)) if isinstance(value, list | set | frozenset) else [str(value)]
+        carrying = self._tags.index[self._tags[name].isin(values)]
+        return table.loc[table["run_id"].isin(carrying)]
 
     def rounds(self, table: pd.DataFrame, metrics: Collection[str] | None = None) -> pd.DataFrame:
         """One row for every round of the runs of a table, with all their settings."""
@@ -309,12 +337,13 @@ class Runs:
         study = str(tags["study"])
         content: dict[str, Any] = {}
         if path := self.artifact(run_id, "study.yaml"):
-            content = yaml.safe_load(path.read_text()) or {}
+            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         cases: dict[str, str] = {}
         if path := self.artifact(run_id, "runs.csv"):
-            text = path.read_text().strip()
+            text = path.read_text(encoding="utf-8").strip()
             listed = pd.read_csv(path, usecols=["run_id", "case"], dtype=str) if text else None
-            cases = dict(zip(listed["run_id"], listed["case"], strict=True)) if listed is not None else {}
+            if listed is not None:
+                cases = dict(zip(listed["run_id"], listed["case"].map(original), strict=True))
         return Sweep(study, str(tags[f"{STUDY_PREFIX}{study}"]), run_id, content, cases)
 
 

@@ -25,6 +25,7 @@ from analysis.statistics import (
     paired,
 )
 from fl_lightning.errors import unknown
+from fl_lightning.system import spreadsheet
 
 NOTE = "[low, high]: 95 % bootstrap interval over seeds; (low to high): range of fewer than five runs, no interval."
 # Columns that say something only if they are not zero.
@@ -245,8 +246,8 @@ def html(table: pd.DataFrame) -> str:
 def save(table: pd.DataFrame, stem: Path, caption: str = "") -> list[Path]:
     """Write CSV with all digits, and LaTeX."""
     paths = [stem.with_suffix(".csv"), stem.with_suffix(".tex")]
-    table.to_csv(paths[0], index=False)
-    paths[1].write_text(latex(table, caption))
+    spreadsheet.save(table, paths[0])
+    paths[1].write_text(latex(table, caption), encoding="utf-8")
     return paths
 
 

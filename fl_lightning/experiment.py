@@ -22,7 +22,7 @@ from fl_lightning.record import Measurement, RoundRecord, Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.runs.folder import Result, clear, finished, folder_of, locked
 from fl_lightning.runs.identity import identity
-from fl_lightning.runs.recording import Recording, open_recording, send_rest
+from fl_lightning.runs.recording import Recording, open_recording, retag, send_rest
 from fl_lightning.runs.resume import saved_rounds
 from fl_lightning.runs.saved import load_reference, saved_weights
 from fl_lightning.task import Task
@@ -78,7 +78,13 @@ def build(config: RunConfig) -> Problem:
     return Problem(dataset, clients, holdout, task)
 
 
-def run(config: RunConfig, out: Path | str = "runs", fresh: bool = False, watch: Watch | None = None) -> Result:
+def run(
+    config: RunConfig,
+    out: Path | str = "runs",
+    fresh: bool = False,
+    watch: Watch | None = None,
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> Result:
     """Run a configuration, or go on where an earlier process stopped; a finished run is only read.
 
     Args:
@@ -86,11 +92,13 @@ def run(config: RunConfig, out: Path | str = "runs", fresh: bool = False, watch:
         out: Folder of all runs and of the MLflow store.
         fresh: Forget what an earlier process has done for this configuration.
         watch: Told of every round.
+        tags: Further tags of the MLflow run; `case` is what tables and figures call it.
 
     Returns:
         How it ended; all numbers are in its folder and in MLflow.
     """
-    return finish(rounds(config, Path(out), fresh), watch)
+    result = finish(rounds(config, Path(out), fresh, Outputs(tags)), watch)
+    return retag(config, Path(out), result, tags) if result.reused else result
 
 
 def finish(progress: Progress, watch: Watch | None = None) -> Result:

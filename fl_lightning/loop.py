@@ -17,6 +17,7 @@ from fl_lightning.federation import Federation, check_participation, draw_cohort
 from fl_lightning.method import Cohort, Context, Method, Server, with_round_lr
 from fl_lightning.params import Params, all_finite, weighted_sum, zip_map
 from fl_lightning.record import ClientResult, RoundRecord, Snapshot
+from fl_lightning.system import activity
 from fl_lightning.task import Task
 from fl_lightning.training import Training
 
@@ -165,6 +166,7 @@ def close_round(
     number = cohort.round
     start_time = time.perf_counter()
     results, reports = [], []
+    activity.say(f"0 of {len(plans)} clients trained")
     for position, fit in enumerate(fits):
         if not all_finite(fit.local.params):
             raise Diverged(number, fit.local.client)
@@ -173,8 +175,10 @@ def close_round(
         penalty = method.penalty(own_context)
         prior_loss = 0.0 if penalty is None else float(penalty.value(fit.local.params))
         results.append(ClientResult(fit.local._replace(trace=()), fit.train_loss, prior_loss))
+        activity.say(f"{len(results)} of {len(plans)} clients trained")
     trained_time = time.perf_counter()
 
+    activity.say("aggregating")
     state = method.aggregate(before.state, cohort, reports)
     buffers = average_buffers([result.local.buffers for result in results], cohort.weights)
     if not all_finite(state.params):

@@ -1,5 +1,7 @@
 """Tracking on a real MLflow server, as several machines would share it."""
 
+import json
+
 from mlflow import MlflowClient
 
 from fl_lightning import experiment
@@ -57,3 +59,13 @@ def test_our_experiment_shows_charts_first(out):
     experiment = MlflowClient(it.uri).get_experiment_by_name(EXPERIMENT)
     assert experiment.experiment_id == "1"  # the address that `fl-lightning ui` prints
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_the_view_puts_results_before_everything_else(out):
+    it = tracker(out)
+    tags = MlflowClient(it.uri).get_experiment_by_name(EXPERIMENT).tags
+    view = json.loads(tags["mlflow.sharedViewState.fl_lightning"])
+    assert [chart["metricKey"] for chart in view["compareRunCharts"]][:3] == ["GA", "LA", "NLL"]
+    (section,) = view["compareRunSections"]
+    assert {chart["metricSectionId"] for chart in view["compareRunCharts"]} == {section["uuid"]}
+    assert "params.`method.strength`" in view["selectedColumns"]

@@ -1,19 +1,24 @@
-"""Several methods on the same problem: runs them one after the other and puts their results side by side."""
+"""Several methods on the same problem: a small study, whose results are put side by side."""
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fl_lightning.config import RunConfig, configure
+from fl_lightning.config import RunConfig
 from fl_lightning.errors import require
-from fl_lightning.experiment import Outputs, check, finish, rounds
-from fl_lightning.record import Measurement
+from fl_lightning.experiment import check
 from fl_lightning.runs.folder import Result
-from fl_lightning.runs.recording import adopt
+from fl_lightning.system import activity
 from tune.averages import arrival, mean_and_deviation, mean_curve
+from tune.estimate import Estimate
+from tune.grid import cells
+from tune.study import Case, Study
+from tune.sweep import Options, Watch, local_slots, missing, sweep
+
+# Ray and its processes take ten seconds to start, on a busy machine a minute: shorter comparisons do without.
+WORTH_SECONDS = 60.0
 
 
 class Outcome(NamedTuple):
@@ -22,9 +27,6 @@ class Outcome(NamedTuple):
     variant: str
     seed: int
     result: Result
-
-
-Announce = Callable[[RunConfig, str], Callable[[int, Measurement], None]]
 
 
 def variant_settings(variant: str) -> dict[str, str]:
@@ -47,47 +49,50 @@ def label_of(variant: str) -> str:
     return variant.partition(":")[0]
 
 
-def compare(
-    settings: Mapping[str, Any],
-    variants: Sequence[str],
-    seeds: Sequence[int],
-    out: Path,
-    announce: Announce,
-    fresh: bool = False,
-    name: str = "",
-) -> list[Outcome]:
-    """Run every variant at every seed. All settings are checked before the first run starts.
+def study_of(
+    settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], name: str | None = None
+) -> Study:
+    """A comparison as a study: a case for every variant, in one environment.
 
     Args:
-        settings: Of all runs alike.
-        variants: Methods with options, as `variant_settings` reads them.
-        seeds: Of every variant.
-        out: Folder of all runs.
-        announce: Asked before each run for who watches its rounds.
-        fresh: Compute again what an earlier process has computed.
-        name: Of the comparison: its runs are tagged as those of a study of this name; by default `name_of`.
+        settings: Of every run.
+        variants: The contestants, as `variant_settings` reads them.
+        seeds: Repetitions.
+        name: By which a report can select it; by default `name_of`.
     """
     for kind, names in (("method", list(map(label_of, variants))), ("seed", list(map(str, seeds)))):
-        twice = [name for name in names if names.count(name) > 1]
+        twice = [one for one in names if names.count(one) > 1]
         remedy = "give each a label of its own, as label:name+option=value" if kind == "method" else "name it once"
         require(not twice, f"the {kind} {''.join(twice[:1])!r} is named twice; {remedy}")
-    configs = [
-        (variant, seed, configure({**settings, **variant_settings(variant), "seed": seed}))
-        for seed in seeds
-        for variant in variants
-    ]
-    for _, seed, config in configs:
-        if seed == seeds[0]:
-            check(config)
+    cases = tuple(Case(label_of(variant), variant_settings(variant)) for variant in variants)
+    about = f"Comparison of {', '.join(case.label for case in cases)}."
     name = name or name_of(settings, variants)
-    outcomes = []
-    for variant, seed, config in configs:
-        label = label_of(variant)
-        tags = {"study": name, f"study.{name}": "all", "case": label}
-        result = finish(rounds(config, out, fresh, Outputs(tags)), announce(config, label))
-        adopt(out, result, tags)  # a run that was there before
-        outcomes.append(Outcome(label, seed, result))
-    return outcomes
+    return Study(name, "", about, dict(settings), cases=cases, seeds=tuple(seeds), keep_checkpoints=True)
+
+
+def compare(study: Study, options: Options, watch: Watch) -> tuple[list[Outcome], dict[str, str]]:
+    """Run every variant at every seed, on every core. All settings are checked before the first run starts.
+
+    Returns:
+        The runs that have ended, and those that could not be computed, with the reason.
+    """
+    configs = [config for cell in cells(study) for config in cell.configs]
+    for config in configs:
+        if config.seed == study.seeds[0]:
+            check(config)
+    todo = configs if options.fresh else missing(configs, options.out, study.stop)
+    slots = min(options.max_concurrent or len(todo), len(todo), local_slots(options.resources))
+    alone = slots <= 1 or _seconds(todo) < WORTH_SECONDS
+    found = sweep(study, options._replace(in_process=alone, pictures=True), watch)
+    outcomes = [Outcome(cell.cell.case, config.seed, result) for cell in found.cells for config, result in cell.runs]
+    return outcomes, found.failures
+
+
+def _seconds(configs: Sequence[RunConfig]) -> float:
+    """About how long the runs take one after the other."""
+    activity.say("measuring a small round of every kind of run")
+    estimate = Estimate()
+    return sum(map(estimate.seconds, configs))
 
 
 def name_of(settings: Mapping[str, Any], variants: Sequence[str]) -> str:

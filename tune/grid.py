@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fl_lightning.config import PARTS, RunConfig, build, configure
+from fl_lightning.config import PARTS, RunConfig, build, configure, schema_of
 from fl_lightning.errors import UserError, require
 from fl_lightning.streams import numpy_generator
+from fl_lightning.usual_names import UnknownSetting
 from tune.best import ROUNDS, VALIDATION
 from tune.study import REFERENCE, Case, Range, Study
 
@@ -131,9 +132,27 @@ class Builder:
             chosen = {key: value for key, value in self._case.settings.items() if key in self._fixed}
             config = self._config({**environment, **chosen, **point})
             self._check_metric(config)
+        except UnknownSetting as error:
+            raise UserError(self._misplaced(error.key) or f"{self._place}: {error}") from None
         except UserError as error:
-            raise UserError(f"study {self._study.name}, case {self._case.label}: {error}") from None
+            raise UserError(f"{self._place}: {error}") from None
         return Cell(self._case.label, environment, point, config, self._study.seeds, self._refers)
+
+    @property
+    def _place(self) -> str:
+        return f"study {self._study.name}, case {self._case.label}"
+
+    def _misplaced(self, key: str) -> str:
+        """What to do with a key that stands for all cases, though only some have it; empty if that is not so."""
+        study = self._study
+        common = {"space": study.space, "environments": study.environments, "base": study.base}
+        where = next((name for name, settings in common.items() if key in settings), None)
+        owners = [case.label for case in study.cases if where and _takes({**study.base, **case.settings}, key)]
+        if not owners:
+            return ""
+        place = f"the space of the case {' and of '.join(owners)}"
+        target = place if where == "space" else place.replace("the space of ", "")
+        return f"{self._place} has no setting {key}, which stands in {where} for all cases; put it into {target}"
 
     def _config(self, varied: Mapping[str, Any]) -> RunConfig:
         if any(key in PARTS and key not in self._case.settings for key in varied):
@@ -158,6 +177,12 @@ class Builder:
             self._parsed[name] = configure({**self._fixed, **({key: value} if key else {})}).flat()
         flat: dict[str, Any] = self._parsed[name]
         return flat
+
+
+def _takes(settings: Mapping[str, Any], key: str) -> bool:
+    """Whether a run with these parts has the setting."""
+    parts = {part: settings.get(part, default) for part, (_, default, _) in PARTS.items()}
+    return key in schema_of(parts)
 
 
 def _referring(settings: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,5 @@
 """A sweep in MLflow: one parent run, to which the runs of its settings and seeds belong."""
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +15,7 @@ from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.folder import Result
 from fl_lightning.runs.recording import adopt
 from fl_lightning.runs.track import PARENT_TAG, Tracker
-from fl_lightning.system import activity
+from fl_lightning.system import activity, spreadsheet
 from fl_lightning.system.atomic import write_atomically
 from fl_lightning.system.text import render
 from tune.grid import Cell
@@ -120,8 +118,4 @@ def _runs_csv(outcomes: Sequence[CellOutcome]) -> str:
             purpose = "confirm" if outcome.cell.confirms else "choose"
             lines.append({"case": outcome.cell.case, "purpose": purpose, **config.flat(), **ending, **result.final})
     columns = list(dict.fromkeys(key for line in lines for key in line))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns)
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    return spreadsheet.lines(lines, columns)

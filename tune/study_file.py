@@ -1,6 +1,7 @@
 """Studies from files: those that come with the project, and anybody's YAML or Python file."""
 
 import math
+import re
 import runpy
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -16,6 +17,8 @@ from tune.study import Case, Confirm, Distribution, Range, Search, Stop, Study, 
 
 FOLDER = Path(__file__).parent / "studies"
 DEFAULT_SCALE = "small"
+PLAIN = re.compile(r"\w[\w .-]*")
+MOST_LETTERS = 120
 
 
 def names() -> list[str]:
@@ -47,6 +50,8 @@ def read(name: str, scale: str | None = None, overrides: Mapping[str, Any] | Non
         if not scales:
             raise UserError(f"study {name} has no scales, got --scale {scale}; leave it out")
         raise unknown("scale", scale, scales)
+    for known in scales:
+        _require_plain(f"{name}: the name of a scale", known)
     scale = scale or (DEFAULT_SCALE if DEFAULT_SCALE in scales else next(iter(scales), ""))
     changes = (scales[scale] or {}) if scale else {}
     require(isinstance(changes, Mapping), f"{name}: scale {scale} must be a mapping, got {changes!r}")
@@ -92,12 +97,12 @@ def _read(name: str) -> dict[str, Any]:
             content: Any = runpy.run_path(str(path)).get("STUDY")
             require(content is not None, f"{path} must define STUDY, a mapping; see docs/sweeps.md")
         else:
-            content = yaml.safe_load(path.read_text())
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no study at {path}; fl-lightning list studies shows those that come with it") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     except UserError:
         raise
@@ -120,7 +125,17 @@ def _picture(name: str, scale: str, content: Mapping[str, Any], overrides: Mappi
     return Picture(name, scale, str(content.get("about", "")), settings)
 
 
+def _require_plain(what: str, name: Any) -> None:
+    """Names of studies and scales become names of folders and tags."""
+    require(
+        isinstance(name, str) and PLAIN.fullmatch(name) is not None and len(name) <= MOST_LETTERS,
+        f"{what} must be letters, digits, blanks and any of _ . - and begin with a letter or digit, at most "
+        f"{MOST_LETTERS} in all, got {name!r}",
+    )
+
+
 def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
+    _require_plain("the name of a study (its file)", name)
     known = {item.name for item in fields(Study)} - {"name", "scale"}
     for key in content:
         if key not in known:
@@ -152,6 +167,10 @@ def _case(study: str, content: Any) -> Case:
     space = _space(f"{study}: space of a case", settings.pop("space", {}))
     label = settings.pop("label", None) or settings.get("method")
     require(isinstance(label, str), f"{study}: a case must name its method, got {content!r}")
+    require(
+        str(label).isprintable() and len(str(label)) <= MOST_LETTERS,
+        f"{study}: the label of a case must be one line of at most {MOST_LETTERS} letters, got {label!r}",
+    )
     return Case(str(label), settings, space)
 
 

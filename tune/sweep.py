@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from fl_lightning.config import RunConfig
 from fl_lightning.experiment import Outputs
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.identity import identity
-from fl_lightning.system import memory
+from fl_lightning.system import activity, memory
 from tune import record
 from tune.cluster import Resources, connected
 from tune.estimate import Estimate
@@ -28,7 +28,7 @@ from tune.grid import Cell, cells, reference_cells
 from tune.outcome import CellOutcome, ended, outcome_of
 from tune.packing import Unit, compact, packs, units
 from tune.study import Stop, Study
-from tune.work import Instructions
+from tune.work import Instructions, one_after_the_other
 
 # Lost nodes and killed processes; a run's own failure is recorded and not tried again in the same sweep.
 MAX_FAILURES = 5
@@ -43,6 +43,8 @@ class Options(NamedTuple):
         resources: Of one trial.
         max_concurrent: Trials at once, at most; 0 takes what the cluster holds.
         fresh: Compute again what earlier processes have computed.
+        in_process: Compute one run after the other in this process, without Ray; grids only.
+        pictures: Whether every run draws its curves and its partition.
     """
 
     out: Path
@@ -50,6 +52,8 @@ class Options(NamedTuple):
     resources: Resources = Resources()
     max_concurrent: int = 0
     fresh: bool = False
+    in_process: bool = False
+    pictures: bool = False
 
 
 class Status(NamedTuple):
@@ -97,8 +101,9 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
     """
     known = cells(study) if study.search.algorithm != "optuna" else None  # refuses settings that cannot be
     folder = options.out / "sweeps" / f"{study.name}-{study.scale or 'all'}-{study.identity}"
+    activity.say("opening the store of runs")
     parent = record.open_sweep(study, options.out, folder)
-    outputs = Outputs(parent.child_tags, pictures=False, checkpoint=_keeps(study))
+    outputs = Outputs(parent.child_tags, pictures=options.pictures, checkpoint=_keeps(study))
     instructions = Instructions(options.out, outputs, stop=study.stop, metric=study.metric)
     failures: dict[str, str] = {}
     try:
@@ -199,7 +204,7 @@ class _Runner:
                 run_folder.forget(config, self._options.out)
         todo = missing(configs, self._options.out, self._study.stop)
         done = len(configs) - len(todo)
-        if todo:
+        if todo and not self._options.in_process:
             self._cluster()  # refuses before anything is shown or counted
         self._watch(Status(done, len(configs), float("-inf")))
         if todo:
@@ -209,13 +214,22 @@ class _Runner:
                 for cell in tried
                 for config in cell.configs
             }
-            work = self._packed(units(todo))
-            ray_space = {"pack": _ray().grid_search(list(range(len(work))))}
             outputs = self._instructions.outputs
             outputs = outputs._replace(checkpoint=keep or outputs.checkpoint)
             instructions = self._instructions._replace(tags=tags, outputs=outputs)
+            if self._options.in_process:
+                self._compute_here(units(todo), instructions, done, len(configs))
+                return list(tried)
+            work = self._packed(units(todo))
+            ray_space = {"pack": _ray().grid_search(list(range(len(work))))}
             self._fit(ray_space, instructions, lambda finished: (done + finished, len(configs)), work)
         return list(tried)
+
+    def _compute_here(self, work: Sequence[Unit], instructions: Instructions, done: int, total: int) -> None:
+        with closing(one_after_the_other(work, instructions)) as progress:
+            for news in progress:
+                self._failures.update(news.failures)
+                self._watch(Status(done + news.finished, total, news.best, news.rounds))
 
     def search(self) -> list[Cell]:
         """Compute the settings that Optuna proposes."""
@@ -297,6 +311,10 @@ def _progress(watch: Watch, count: Callable[[int], tuple[int, int]], failures: d
             self._finished: dict[str, int] = {}
             self._rounds: dict[str, int] = {}
             self._best = float("-inf")
+            self._status = Status(*count(0), self._best)
+
+        def on_step_begin(self, iteration: int, trials: Any, **info: Any) -> None:
+            self._watch(self._status)  # nothing new, but the clock goes on
 
         def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
             # A trial that starts again after a failure counts its finished runs again.
@@ -305,7 +323,8 @@ def _progress(watch: Watch, count: Callable[[int], tuple[int, int]], failures: d
             self._best = max(self._best, result["best"])
             self._failures.update(result["failures"])
             finished, total = self._count(sum(self._finished.values()))
-            self._watch(Status(finished, total, self._best, sum(self._rounds.values())))
+            self._status = Status(finished, total, self._best, sum(self._rounds.values()))
+            self._watch(self._status)
 
         def __getstate__(self) -> dict[str, Any]:
             return {}  # Ray saves it with the experiment; a progress line cannot be saved

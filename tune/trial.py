@@ -8,6 +8,7 @@ import fl_lightning  # noqa: F401 - its remedies come before anything that impor
 from fl_lightning.config import build
 from fl_lightning.runs.identity import identity
 from tune.packing import Compact, expand
+from tune.session import enrol
 from tune.work import Instructions, TrialStatus, one_after_the_other, side_by_side
 
 import ray.tune  # isort: skip
@@ -29,6 +30,7 @@ class Trial(ray.tune.Trainable):
         self, config: dict[str, Any], packs: Sequence[Compact] = (), instructions: Instructions | None = None
     ) -> None:
         """Ray starts a process here; `reset_config` gives it its next work."""
+        enrol()
         self._packs, self._instructions = packs, instructions
         self._start(config)
 

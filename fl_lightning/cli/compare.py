@@ -1,7 +1,7 @@
 """fl-lightning compare: several methods on the same problem, with a table and a picture."""
 
 import re
-import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,10 @@ from typing import Any
 
 from fl_lightning import config as configuration
 from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.hints import GA_AND_LA, command, is_server, look, shown
 from fl_lightning.errors import UserError, require
+from fl_lightning.runs.store import store_uri
+from fl_lightning.system.text import render
 
 EPILOG = """All settings of `fl-lightning run` may follow, except method and seed; see fl-lightning run --help.
 Example: fl-lightning compare --methods fedavg,fola,offline:fola+curvature=offline --seeds 0,1,2 --data.alpha 0.01"""
@@ -26,12 +29,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--name", help="to select its runs by, as fl-lightning report --study NAME [from the methods]")
     parser.add_argument("--picture", type=Path, help="where to save the learning curves [OUT/comparison.png]")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="runs at once, at most [all cores]")
+    parser.add_argument("--quiet", action="store_true", help="no progress line")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
     options, flags = parser.parse_known_args(list(arguments))
     from tune import study_file  # which imports this package
 
     flags = [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
     require(0 < options.threshold <= 1, f"--threshold must lie in (0, 1], got {options.threshold:g}; 0.8 is 80 %")
+    require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
     options.picture = writable_picture(options.picture or options.out / "comparison.png")
     variants = [variant for variant in options.methods.split(",") if variant]
     require(bool(variants), "--methods needs at least one name; see fl-lightning list methods")
@@ -50,8 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = configuration.flags_to_settings(flags)
     for key in ("method", "seed"):
         require(key not in settings, f"--{key} is what a comparison varies; use --{key}s")
-    show(settings, variants, seeds, options)
-    return 0
+    return show(settings, variants, seeds, options)
 
 
 def writable_picture(path: Path) -> Path:
@@ -64,30 +69,36 @@ def writable_picture(path: Path) -> Path:
     return path
 
 
-def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], options: Namespace) -> None:
-    """Run the comparison with a progress bar for every run, then print table and picture."""
-    from fl_lightning.cli.progress import Progress
-    from fl_lightning.runs import pictures
-    from fl_lightning.system.text import render
-    from tune import comparison  # imports what only runs need
+def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], options: Namespace) -> int:
+    """Run the comparison with a progress line, then print table and picture."""
+    from fl_lightning.cli.sweep import ProgressLine
 
-    bars: list[Progress] = []
+    with ProgressLine("GA", options.quiet) as line:
+        line.tell("loading")
+        from tune import comparison  # imports what only runs need
+        from tune.sweep import Options
 
-    def announce(config: configuration.RunConfig, variant: str) -> Any:
-        if bars:
-            bars[-1].close()
-        bars.append(Progress(config.federation.rounds, f"{variant} seed {config.seed}"))
-        return bars[-1].show
-
-    name = options.name or comparison.name_of(settings, variants)
-    outcomes = comparison.compare(settings, variants, seeds, options.out, announce, options.fresh, name)
-    bars[-1].close()
-    print(render(comparison.table(outcomes, options.threshold), options.markdown))
+        study = comparison.study_of(settings, variants, seeds, options.name)
+        how = Options(options.out.resolve(), max_concurrent=options.max_concurrent, fresh=options.fresh)
+        outcomes, failures = comparison.compare(study, how, line.show)
+    if outcomes:
+        print(render(comparison.table(outcomes, options.threshold), options.markdown))
+        print(f"\n{GA_AND_LA}")
     for outcome in outcomes:
         if outcome.result.status != "finished":
             print(f"{outcome.variant} seed {outcome.seed}: {outcome.result.message}")
-    curves = comparison.mean_curves(outcomes)
-    if curves:
-        print(f"\nlearning curves  {pictures.save(pictures.learning_curves(curves), options.picture)}")
-    print(f"compare runs     fl-lightning ui --out {options.out}")
-    print(f"their report     fl-lightning report --runs {options.out} --study {shlex.quote(name)}")
+    for name, reason in failures.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    print()
+    if curves := comparison.mean_curves(outcomes):
+        from fl_lightning.runs import pictures
+
+        print(f"curves   {shown(pictures.save(pictures.learning_curves(curves), options.picture))}")
+    print(f"report   {command('report', '--study', study.name, *_store(options.out))}")
+    print(f"compare  {look(options.out)}")
+    return 0 if not failures else 1
+
+
+def _store(out: Path) -> list[str | Path]:
+    """Where a report finds the runs, if it is not where it looks by itself."""
+    return [] if is_server(store_uri(out)) or out == Path("runs") else ["--runs", out]

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.hints import GA_AND_LA, look, shown
+from fl_lightning.cli.progress import interval, note_line
 from fl_lightning.config import flags_to_settings
 from fl_lightning.errors import require
 from fl_lightning.runs.identity import identity
-from fl_lightning.system import interrupts
+from fl_lightning.system import activity, interrupts
 from fl_lightning.system.text import render
 
 if TYPE_CHECKING:
@@ -65,11 +67,13 @@ def main(arguments: Sequence[str]) -> int:
 def show(study: "Study", how: "Options", options: Namespace, curves: bool = False) -> int:
     """Sweep with a progress line, then print the table, and draw the curves if asked to."""
     from fl_lightning.cli.versions import notice
-    from tune.outcome import protocol_of, rows
-    from tune.sweep import sweep
 
     start = time.monotonic()
     with ProgressLine(study.metric, options.quiet) as line:
+        line.tell("loading")
+        from tune.outcome import protocol_of, rows
+        from tune.sweep import sweep  # imports what only a sweep needs
+
         outcome = sweep(study, how, line.show)
     report, findings = _report(study, how, outcome) if study.report else (None, [])
     table, protocol = rows(outcome.cells, study), protocol_of(outcome.cells, study)
@@ -78,6 +82,7 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
         return 0 if not outcome.failures else 1
     if table:
         print(render(table))
+        print(f"\n{GA_AND_LA}")
         if protocol:
             print(textwrap.fill(protocol, 120))
     for name, reason in outcome.failures.items():
@@ -88,11 +93,11 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
     if note := notice([config for cell in outcome.cells for config in cell.cell.configs], how.out):
         print(note)
     if report is not None:
-        print(f"report   {_shown(report)}")
+        print(f"report   {shown(report)}")
     if curves and table:
-        print(f"curves   {_shown(_draw(outcome, how.out / f'{study.name}.png'))}")
-    print(f"tables   {_shown(outcome.folder)}")
-    print(f"compare  fl-lightning ui --out {_shown(how.out)}")
+        print(f"curves   {shown(_draw(outcome, how.out / f'{study.name}.png'))}")
+    print(f"tables   {shown(outcome.folder)}")
+    print(f"compare  {look(how.out)}")
     return 0 if not outcome.failures else 1
 
 
@@ -102,7 +107,7 @@ def draw(picture: "Picture", out: Path) -> int:
 
     scene, folder = drawing.draw(picture, out)
     print(render(drawing.rows(scene)))
-    print(f"\npictures  {_shown(folder)}")
+    print(f"\npictures  {shown(folder)}")
     return 0
 
 
@@ -147,7 +152,7 @@ def dry_run(study: "Study", how: "Options") -> None:
     cost = forecast(work, slots, study.keep_checkpoints or study.continue_to is not None)
     shared = f"; {_duration(cost.alone)} if nothing were shared" if len(work) < len(todo) else ""
     print(f"time        about {_duration(cost.seconds)} with {slots} at once on this machine{shared}")
-    print(f"disk        about {_size(cost.bytes)} in {_shown(how.out)}")
+    print(f"disk        about {_size(cost.bytes)} in {shown(how.out)}")
     if study.reference is not None:
         print(f"before      {_references(study)} reference runs, not counted above")
     if study.continue_to is not None:
@@ -159,39 +164,64 @@ class ProgressLine:
 
     def __init__(self, metric: str, quiet: bool) -> None:
         self._metric, self._quiet = metric, quiet
+        self._note: tqdm[Any] | None = None
         self._bar: tqdm[Any] | None = None
+        self._shown = ""
 
     def show(self, status: "Status") -> None:
-        """Advance to this state."""
+        """Advance to this state; the same one again only moves the clock."""
         interrupts.check()
         if self._quiet:
             return
+        self._close_note()
         if self._bar is None or self._bar.total != status.total:
             self.close()
-            interval = 0.1 if sys.stderr.isatty() else 10
             self._bar = tqdm(
                 total=status.total,
                 initial=status.finished,
                 desc="runs",
                 unit="run",
-                mininterval=interval,
+                mininterval=interval(),
                 miniters=0,  # rounds are news, too
                 smoothing=0,  # trials end in bursts; only their mean says how long the rest takes
                 dynamic_ncols=True,
             )
         best = f"best {self._metric} {status.best:.1%}" if status.best > float("-inf") else ""
         rounds = f"{status.rounds} rounds" if status.rounds else ""
-        self._bar.set_postfix_str(", ".join(filter(None, [best, rounds])), refresh=False)
+        self._shown = ", ".join(filter(None, [best, rounds]))
+        self._bar.set_postfix_str(self._shown, refresh=False)
         self._bar.update(status.finished - self._bar.n)
 
+    def tell(self, doing: str) -> None:
+        """Show what is being done: Ray takes half a minute to start on a busy machine."""
+        interrupts.check()
+        if self._quiet:
+            return
+        if self._bar is None:
+            self._close_note()
+            self._note = note_line(doing)
+        elif time.monotonic() - self._bar.last_print_t > max(interval(), 0.2):
+            self._bar.set_postfix_str(", ".join(filter(None, [self._shown, doing])))
+
     def close(self) -> None:
+        self._close_note()
         if self._bar is not None:
+            self._bar.set_postfix_str(self._shown)
             self._bar.close()
+            self._bar = None
+
+    def _close_note(self) -> None:
+        if self._note is not None:
+            self._note.close()
+            self._note = None
 
     def __enter__(self) -> "ProgressLine":
+        self._listening = activity.heard_by(self.tell)
+        self._listening.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._listening.__exit__(None, None, None)
         self.close()
 
 
@@ -246,11 +276,6 @@ def _summary(outcome: "Outcome", table: Sequence[dict[str, str]], protocol: str)
         "run_id": outcome.run_id,
         "folder": str(outcome.folder),
     }
-
-
-def _shown(path: Path) -> Path:
-    """As the user would type it."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _duration(seconds: float) -> str:

@@ -10,13 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.hints import is_server
 from fl_lightning.errors import require
 from fl_lightning.runs import view
 from fl_lightning.runs.store import DATABASE, database_of, sqlite_uri, store_uri, why_broken
-
-# The page of our experiment: the first one that is created after MLflow's own. Sorted by a metric, because under the
-# default order the runs of a sweep are folded away below their parent, and the charts are empty.
-CHARTS = "#/experiments/1/runs?compareRunsMode=CHART&orderByKey=metrics.%60GA%60&orderByAsc=false"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,10 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments))
     require(0 < options.port < 65536, f"--port must lie between 1 and 65535, got {options.port}")
     uri = store_uri(options.out)
-    require(
-        not uri.startswith(("http://", "https://")),
-        f"the runs are on a tracking server; open {uri} in a browser",
-    )
+    require(not is_server(uri), f"the runs are on a tracking server; open {uri} in a browser")
     database = database_of(uri)
     require(
         database is None or database.exists(),
@@ -50,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     require(free, f"port {options.port} is in use; choose another with --port")
     address = f"http://127.0.0.1:{options.port}"
     print("MLflow UI, on this machine only; stop it with Ctrl-C")
-    print(f"charts  {address}/{CHARTS}")
+    print(f"charts  {address}/{view.address(charts=True)}")
     print(f"table   {address}/{view.address()}", flush=True)
     server = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(options.port)]
     server += ["--workers", "1", "--backend-store-uri"]

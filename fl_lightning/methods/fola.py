@@ -32,7 +32,7 @@ C the Hessian of softmax regression, or the Gauss-Newton matrix of another netwo
 With e_full, F_n is the vector of that matrix's eigenvalues, used as if it were a diagonal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -52,7 +52,7 @@ from fl_lightning.gaussian.product import product
 from fl_lightning.gaussian.similarity import cosines
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
 from fl_lightning.params import Params, average, cast_like, count, flatten, weighted_sum, zeros, zip_map
-from fl_lightning.penalty import Detached, Penalty, Quadratic
+from fl_lightning.penalty import Detached, Penalty, Quadratic, overshoot_advice
 from fl_lightning.task import Weights
 from fl_lightning.training import Training
 
@@ -273,6 +273,9 @@ class Fola(Method):
         largest = largest_eigenvalue(after.precision[MATRIX]) if form == "full" and strength else quantiles[-1]
         numbers["prior_stability"] = cohort.training.lr * strength * (largest + self._gamma_in_prior(after.precision))
         return numbers
+
+    def advice(self, metrics: Mapping[str, float]) -> str:
+        return overshoot_advice(metrics)
 
     @property
     def needs_squares(self) -> bool:

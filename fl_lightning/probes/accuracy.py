@@ -17,6 +17,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.method import Method
 from fl_lightning.probes.reference import Reference
 from fl_lightning.record import Measurement, RoundRecord
+from fl_lightning.system import activity
 from fl_lightning.task import Score, Task, Weights
 
 # Test samples per forward pass: larger blocks leave the cache of a CPU and are slower.
@@ -33,6 +34,7 @@ def score_on(task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Te
     inputs, labels = inputs.to(task.device), labels.to(task.device)
     correct = torch.zeros(len(models), dtype=torch.float64, device=task.device)
     nll = torch.zeros_like(correct)
+    activity.say(f"measuring {len(models)} model{'s' * (len(models) > 1)}")
     with task.evaluating():
         for raw, y in zip(torch.split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True):
             x = dataset.inputs(raw, task.dtype)

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 
+from fl_lightning.runs.labels import take_literally
 from fl_lightning.system.atomic import write_atomically
 
 # Okabe and Ito's palette: distinguishable with every kind of colour vision.
@@ -127,6 +128,7 @@ def _ticks(number: int) -> list[int]:
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a picture as PNG."""
+    take_literally(figure)
     FigureCanvasAgg(figure)
     content = io.BytesIO()
     figure.savefig(content, dpi=150)

@@ -4,10 +4,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.config import RunConfig
+from fl_lightning.config import PARTS, RunConfig
 from fl_lightning.data.partition import content_hash
 from fl_lightning.record import Measurement
 from fl_lightning.runs import provenance
@@ -22,6 +23,17 @@ from fl_lightning.system import activity
 SEND_EVERY_SECONDS = 1.0
 # By it and the identity an MLflow run is found whose key has got lost.
 FOLDER_TAG = "fl_lightning.folder"
+# A name longer than this says nothing more.
+LONGEST_NAME = 200
+SYMBOLS = {"training.epochs": "E", "training.batch_size": "B", "data.clients": "N", "federation.fraction": "C"}
+# What the program itself says about a run.
+OWN_TAGS = frozenset(
+    {
+        *("method", "data", "model", "partition", "seed", "identity", "trajectory", "status", "diverged", "case"),
+        *("study", "kind", "package", "torch", "device", provenance.SETTINGS_TAG, provenance.VERSIONS_TAG),
+    }
+)
+OWN_PREFIXES = ("mlflow.", "fl_lightning.", "study.")
 
 
 class Recording:
@@ -120,7 +132,12 @@ def adopt(out: Path, result: Result, tags: Mapping[str, str]) -> Result:
     if same and tags.keys() <= result.tags.keys() and not result.unsent:
         return result
     # In its own store it stays a child of the sweep that has computed it; another store does not know that one.
-    return tell(out, result, {**tags, **result.tags} if same else {**result.tags, **tags})
+    try:
+        return tell(out, result, {**tags, **result.tags} if same else {**result.tags, **tags})
+    except UnreachableError:
+        if result.unsent:  # it waits, and that was said
+            return result
+        raise
 
 
 def tell(out: Path, result: Result, tags: Mapping[str, str], place: Place | None = None) -> Result:
@@ -172,7 +189,37 @@ def _warn_of_rest(result: Result) -> None:
     )
 
 
+def retag(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str]) -> Result:
+    """Give a finished run the tags that a user asks for, in place of those it has."""
+    merged = {**result.tags, **tags}
+    if merged == result.tags:
+        return result
+    return tell(out, replace(result, name=_run_name(config, merged)), merged)
+
+
 def _run_name(config: RunConfig, tags: Mapping[str, str]) -> str:
-    """What the UI shows; the seed comes early, because long names are cut off."""
-    names = config.names
-    return f"{tags.get('case', names['method'])} seed={config.seed} {names['data']} alpha={config.split.alpha:g}"
+    """What the UI shows: the method and what was chosen for it first, because long names are cut off.
+
+    Every setting that is not at its default is in it, so that runs which differ have names that differ.
+    """
+    names, chosen = config.names, config.varied()
+    shown = {"method", "data", "data.alpha", "data.root", "federation.rounds", "seed"}
+    own = {key: value for key, value in chosen.items() if key.startswith("method.")}
+    usual = {part for part, (_, default, _) in PARTS.items() if names[part] == default}
+    rest = {key: value for key, value in chosen.items() if key not in shown | own.keys() | usual}
+    start = [tags.get("case", names["method"]), *_in_short(own), f"R={config.federation.rounds}", f"seed={config.seed}"]
+    return " ".join([*start, names["data"], f"alpha={config.split.alpha:g}", *_in_short(rest)])[:LONGEST_NAME]
+
+
+def _in_short(settings: Mapping[str, Any]) -> list[str]:
+    """As papers write them.
+
+    >>> _in_short({"training.epochs": 5, "method.strength": 10.0, "model": "cnn", "model.hidden": [8, 8]})
+    ['E=5', 'strength=10', 'model=cnn', 'hidden=[8,8]']
+    """
+    return [
+        f"{SYMBOLS.get(key, key.rpartition('.')[2])}={f'{value:g}' if isinstance(value, float) else value}".replace(
+            ", ", ","
+        )
+        for key, value in settings.items()
+    ]

@@ -58,7 +58,7 @@ class Tracker:
                 run = self._client.create_run(experiment, run_name=name, tags={**tags, ATTEMPT_TAG: attempt})
                 news: list[Any] = []
             else:
-                self._client.update_run(run.info.run_id, status="RUNNING")
+                self._client.update_run(run.info.run_id, status="RUNNING", name=name)
                 news = [RunTag(name, value) for name, value in tags.items()]
             self.run_id: str = run.info.run_id
             self._start: int = run.info.start_time
@@ -119,6 +119,13 @@ def recall_attempt(out: Path, tags: Mapping[str, str]) -> str | None:
         where = " AND ".join(f"tags.`{name}` = {_quoted(value)}" for name, value in tags.items())
         runs = client.search_runs([experiment], where, max_results=1, order_by=["attributes.start_time DESC"])
     return runs[0].data.tags.get(ATTEMPT_TAG) if runs else None
+
+
+def delete_run(out: Path, run_id: str) -> None:
+    """Put a run into MLflow's trash, from which `mlflow gc` removes it for good."""
+    uri = store_uri(out)
+    with explained(uri):
+        open_place(uri, out.resolve()).client.delete_run(run_id)
 
 
 class Place(NamedTuple):

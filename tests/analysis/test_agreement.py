@@ -43,7 +43,7 @@ def made_up(config, out, rng, status=None):
     ]
     folder = folder_of(config, out)
     folder.mkdir()
-    known = {"identity": identity(config), "params": config.flat()}
+    known = {"identity": identity(config), "name": "made up", "params": config.flat()}
     write_result(Result(str(status), "", "", folder, history, **known))
 
 

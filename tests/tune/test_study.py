@@ -168,6 +168,12 @@ def test_mistakes_are_one_clear_line(tmp_path, changes, message):
     assert message in refused(tmp_path, **changes)
 
 
+def test_a_misspelt_key_lists_those_there_are(tmp_path):
+    text = refused(tmp_path, enviroments={"data.alpha": [1]})
+    assert "unknown key of study mine 'enviroments': did you mean 'environments'? expected one of about, base," in text
+    assert text.endswith("stop, thresholds")
+
+
 def test_an_empty_space_cannot_be_searched(tmp_path):
     cases = ["fedavg", "fola"]
     search = {"algorithm": "optuna", "samples": 3}

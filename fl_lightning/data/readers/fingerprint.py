@@ -92,7 +92,7 @@ def _of_digests(digests: Mapping[str, str]) -> str:
 def _noted(notes: list[Path]) -> str | None:
     for note in notes:
         with suppress(OSError, UnicodeDecodeError):
-            text = note.read_text()
+            text = note.read_text(encoding="ascii")
             if len(text) == 32:
                 return text
     return None

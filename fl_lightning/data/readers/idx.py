@@ -5,6 +5,7 @@ one machine share one copy.
 """
 
 import gzip
+import io
 import zlib
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.readers import fingerprint
+from fl_lightning.data.readers.bounds import Bounded
 from fl_lightning.data.readers.download import DownloadError, damaged, download, unusable, write_whole
 from fl_lightning.data.readers.mapped import Array
 from fl_lightning.data.readers.places import data_root
@@ -39,6 +41,8 @@ OFFICIAL: dict[Name, dict[str, str]] = {
 }
 
 UNSIGNED_BYTE = 8  # the third byte of the header; the fourth is the number of dimensions, their sizes follow
+MOST_BYTES = 200_000_000  # four times the largest of the official files
+TOO_LARGE = f"it holds more than {MOST_BYTES // 1_000_000} MB"
 
 
 def load(name: Name, root: str | None, mean: float, std: float) -> Dataset:
@@ -93,8 +97,10 @@ def _complete(name: Name, folder: Path) -> None:
         missing = [file for file in checksums if not (folder / file).is_file()]
         for file in missing:
             archive = folder / f"{file}.gz"
-            packed = archive.read_bytes() if archive.is_file() else None
-            if packed is None:
+            if archive.is_file():
+                require(archive.stat().st_size <= MOST_BYTES, damaged(archive, TOO_LARGE))
+                packed = archive.read_bytes()
+            else:
                 packed = download([f"{mirror}{file}.gz" for mirror in source.mirrors], checksums[file])
             write_whole(folder / file, _unpacked(archive, packed))
     except DownloadError as error:
@@ -109,6 +115,7 @@ def _complete(name: Name, folder: Path) -> None:
 
 def _unpacked(archive: Path, packed: bytes) -> bytes:
     try:
-        return gzip.decompress(packed)
+        with gzip.open(io.BytesIO(packed)) as content:
+            return Bounded(content, MOST_BYTES, damaged(archive, TOO_LARGE)).read()
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise UserError(damaged(archive, "not a whole gzip file")) from None
