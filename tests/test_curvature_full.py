@@ -7,7 +7,7 @@ from torch.autograd.functional import hessian
 from torch.func import functional_call, vmap
 
 from fl_lightning.curvature import e_full, full, gauss_newton, softmax
-from fl_lightning.curvature.full import Visit
+from fl_lightning.curvature.full import PathStep
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import ClientData
 from fl_lightning.models.softmax import Softmax
@@ -109,7 +109,7 @@ def visits(task, data, epochs=3, batch=5):
         order = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(epoch))]
         for number, chosen in enumerate(torch.split(order, batch)):
             weights = Weights(random_like(task.initial.params, 100 * epoch + number), {})
-            found.append(Visit(weights, chosen, len(chosen) / len(places) / epochs))
+            found.append(PathStep(weights, chosen, len(chosen) / len(places) / epochs))
     return found
 
 
