@@ -10,22 +10,9 @@ import pandas as pd
 from fl_lightning import discovery
 from fl_lightning.config import fields_of
 from fl_lightning.errors import UserError
+from fl_lightning.runs.palette import DISPLAY
 
 EXAMPLES = ("data.alpha", "training.lr", "method.strength", "seed", "GA", "LA")
-# How methods are written in papers.
-DISPLAY = {
-    "centralised": "centralised",
-    "data_sharing": "data sharing",
-    "fedavg": "FedAvg",
-    "fedbe": "FedBE",
-    "fedcurv": "FedCurv",
-    "fednova": "FedNova",
-    "fedpa": "FedPA",
-    "fedprox": "FedProx",
-    "fedsgd": "FedSGD",
-    "fola": "FOLA",
-    "scaffold": "SCAFFOLD",
-}
 
 
 def column(table: pd.DataFrame, name: str) -> pd.Series:

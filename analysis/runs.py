@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 import yaml
 
-from analysis.columns import DISPLAY, cases_of, narrow, no_such, pivot, status_of, typed
+from analysis.columns import cases_of, narrow, no_such, pivot, status_of, typed
 from analysis.store import Content, Store, open_store
 from fl_lightning.errors import UserError, unknown
+from fl_lightning.runs.palette import DISPLAY
 from fl_lightning.runs.track import PARENT_TAG
 
 Place = str | Path | None

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given[0] not in COMMANDS:
             raise unknown("command", given[0], COMMANDS)
-        command = importlib.import_module(f"fl_lightning.commands.{given[0]}")
+        command = importlib.import_module(f"fl_lightning.cli.{given[0]}")
         code: int = command.main(given[1:])
         return code
     except UserError as error:

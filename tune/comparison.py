@@ -18,6 +18,7 @@ class Outcome(NamedTuple):
     variant: str
     seed: int
     result: Result
+    config: RunConfig
 
 
 Announce = Callable[[RunConfig, str], Callable[[int, Measurement], None]]
@@ -65,7 +66,7 @@ def compare(
         if seed == seeds[0]:
             check(config)
     return [
-        Outcome(label_of(variant), seed, run(config, out, fresh, announce(config, label_of(variant))))
+        Outcome(label_of(variant), seed, run(config, out, fresh, announce(config, label_of(variant))), config)
         for variant, seed, config in configs
     ]
 
@@ -96,18 +97,6 @@ def table(outcomes: Sequence[Outcome], threshold: float) -> list[dict[str, str]]
             }
         )
     return rows
-
-
-def mean_curves(outcomes: Sequence[Outcome]) -> dict[str, list[dict[str, float]]]:
-    """GA and LA by round for every variant, averaged over the runs that finished."""
-    curves = {}
-    for variant in dict.fromkeys(outcome.variant for outcome in outcomes):
-        histories = [o.result.history for o in outcomes if o.variant == variant and o.result.status == "finished"]
-        curves[variant] = [
-            {metric: fmean(m.metrics[metric] for m in measured) for metric in ("GA", "LA")}
-            for measured in zip(*histories, strict=True)
-        ]
-    return {variant: curve for variant, curve in curves.items() if curve}
 
 
 def _spread(values: Sequence[float], digits: int = 1) -> str:

@@ -113,14 +113,6 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
     return table
 
 
-def mean_curve(outcome: CellOutcome) -> list[dict[str, float]]:
-    """GA and LA by round, averaged over the runs that did not diverge, as long as all of them last."""
-    return [
-        {metric: fmean(measured.metrics[metric] for measured in round) for metric in ("GA", "LA")}
-        for round in zip(*(result.history for result in outcome.good), strict=False)
-    ]
-
-
 def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 

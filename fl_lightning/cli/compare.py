@@ -3,11 +3,14 @@
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_lightning import config as configuration
 from fl_lightning.cli.flags import CommandParser
 from fl_lightning.errors import UserError, require
+
+if TYPE_CHECKING:
+    from tune.comparison import Outcome
 
 EPILOG = """All settings of `fl-lightning run` may follow, except method and seed; see fl-lightning run --help.
 Example: fl-lightning compare --methods fedavg,fola,offline:fola+curvature=offline --seeds 0,1,2 --data.alpha 0.01"""
@@ -54,7 +57,6 @@ def writable_picture(path: Path) -> Path:
 def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], options: Namespace) -> None:
     """Run the comparison with a progress bar for every run, then print table and picture."""
     from fl_lightning.cli.progress import Progress
-    from fl_lightning.runs import pictures
     from fl_lightning.system.text import render
     from tune import comparison  # imports what only runs need
 
@@ -72,7 +74,16 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
     for outcome in outcomes:
         if outcome.result.status != "finished":
             print(f"{outcome.variant} seed {outcome.seed}: {outcome.result.message}")
-    curves = comparison.mean_curves(outcomes)
-    if curves:
-        print(f"\nlearning curves  {pictures.save(pictures.learning_curves(curves), options.picture)}")
+    picture = draw(outcomes, options.picture)
+    if picture is not None:
+        print(f"\nlearning curves  {picture}")
     print(f"compare runs     fl-lightning ui --out {options.out}")
+
+
+def draw(outcomes: Sequence["Outcome"], path: Path) -> Path | None:
+    """The learning curves with their spread over the seeds; None if no run has measured a round."""
+    from analysis import figures, results  # matplotlib: not for errors and help
+    from fl_lightning.runs.pictures import save
+
+    rounds = results.rounds((outcome.variant, outcome.config, outcome.result) for outcome in outcomes)
+    return save(figures.learning_curves(rounds, wide=True), path) if len(rounds) else None

@@ -9,7 +9,7 @@ from fl_lightning.record import Measurement
 from fl_lightning.runs.folder import Result, folder_of, write_result
 from fl_lightning.system.atomic import write_atomically
 from tune.grid import cells
-from tune.outcome import CellOutcome, best_of, ended, mean_curve, outcome_of, rows
+from tune.outcome import CellOutcome, best_of, ended, outcome_of, rows
 from tune.study import Case, Range, Stop, Study
 
 BASE = {"data": "digits", "model": "softmax", "federation.rounds": 3}
@@ -101,12 +101,6 @@ def test_other_metrics_and_continued_runs_have_their_columns():
     assert list(table[0]) == ["case", "rounds", "training.lr", "LA (%)", "GA (%)", "runs"]
     with pytest.raises(UserError, match="unknown metric 'GAA': did you mean 'GA'"):
         rows(outcomes(study(metric="GAA"), [[result(0.5)]] * 8), study(metric="GAA"))
-
-
-def test_curves_are_means_as_long_as_all_last():
-    mine = study(environments={}, cases=(Case("A", {"method": "fedavg"}),))
-    one, _ = outcomes(mine, [[result(0.2, 0.4, 0.6), result(0.4, 0.8)], []])
-    assert [point["GA"] for point in mean_curve(one)] == pytest.approx([0.3, 0.6])
 
 
 @pytest.mark.parametrize(
