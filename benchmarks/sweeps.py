@@ -13,7 +13,7 @@ import torch
 from benchmarks.table import Row
 from fl_lightning import experiment
 from fl_lightning.config import RunConfig, configure
-from fl_lightning.experiment import Keeping
+from fl_lightning.experiment import Outputs
 from fl_lightning.federate import federate
 from fl_lightning.probes.accuracy import measure
 from tune.estimate import forecast
@@ -38,7 +38,7 @@ environments: {federation.rounds: [30]}
 cases: [fedavg, fola]
 seeds: 16
 """
-SLIM = Keeping(pictures=False, checkpoint=False)
+SLIM = Outputs(pictures=False, checkpoint=False)
 
 
 def measure_sweeps() -> list[Row]:
@@ -57,7 +57,7 @@ def _overhead(folder: Path) -> list[Row]:
     alone = (time.perf_counter() - start) / len(configs)
     start = time.perf_counter()
     for config in configs:
-        experiment.finish(experiment.rounds(config, folder / "tracked", keeping=SLIM))
+        experiment.finish(experiment.rounds(config, folder / "tracked", outputs=SLIM))
     tracked = (time.perf_counter() - start) / len(configs)
     start = time.perf_counter()
     sweep(study, Options(folder / "swept", max_concurrent=1), lambda _: None)
@@ -104,12 +104,12 @@ def _sharing(folder: Path) -> list[Row]:
     slice_ = load("mnist_first_round", "paper", {**varied, "engine.chunk": 1})
     configs = [replace(cell.config, seed=0) for cell in cells(slice_)]
     start = time.process_time()
-    for _, progress in share_first_round(configs, folder / "together", keeping=lambda _: SLIM):
+    for _, progress in share_first_round(configs, folder / "together", outputs=lambda _: SLIM):
         experiment.finish(progress)
     together = time.process_time() - start
     start = time.process_time()
     for config in configs:
-        experiment.finish(experiment.rounds(config, folder / "apart", keeping=SLIM))
+        experiment.finish(experiment.rounds(config, folder / "apart", outputs=SLIM))
     apart = time.process_time() - start
     whole = _whole_grid(study)
     note = f"{len(configs)} runs (five E, two methods); CPU time, files and MLflow included"

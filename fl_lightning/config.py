@@ -7,13 +7,11 @@ was discovered; the settings below them follow from that choice.
 
 import dataclasses
 import functools
-import hashlib
 import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -29,7 +27,6 @@ from fl_lightning.errors import UserError, require, unknown
 from fl_lightning.federation import Federation
 from fl_lightning.method import Method
 from fl_lightning.probes.settings import Probe
-from fl_lightning.runs import checkpoint
 from fl_lightning.task import Task
 from fl_lightning.training import Training
 
@@ -40,8 +37,6 @@ PARTS = {
     "model": ("models", "mlp", "Network of every client."),
     "engine": ("engines", "lightning", "How local training is carried out; the numbers are the same up to rounding."),
 }
-# Where the data lie says nothing about the result.
-NOT_IDENTITY = frozenset({"data.root"})
 
 
 @dataclass(frozen=True)
@@ -121,34 +116,6 @@ class RunConfig:
             flat |= {f"{section}.{name}": v for name, v in _field_values(getattr(self, section)).items()}
         return flat | {"seed": self.seed}
 
-    @property
-    def trajectory(self) -> str:
-        """A short hash of what decides the numbers of each round: runs that differ only in how many rounds they take
-        are prefixes of each other.
-        """
-        return dataclasses.replace(self, federation=dataclasses.replace(self.federation, rounds=1)).identity
-
-    @property
-    def identity(self) -> str:
-        """A short hash of all settings that decide the numbers."""
-        settings = {key: value for key, value in self.flat().items() if key not in NOT_IDENTITY}
-        if (content := self.source.fingerprint()) is not None:  # what a file holds counts, not where it lies
-            settings |= {"data.path": None, "data content": content}
-        for name, item in fields_of(Probe).items():  # what is not probed leaves no mark
-            if getattr(self.probe, name) == item.default:
-                del settings[f"probe.{name}"]
-        for key, folder in (("probe.reference", self.probe.reference), ("federation.start", self.federation.start)):
-            if folder is not None:  # which run it is counts, not where it lies
-                settings[key] = checkpoint.identity_of(Path(folder))
-        for part, cls in self._classes().items():
-            if (content := discovery.plugin_hash(cls)) is not None:
-                settings[f"{part} plugin"] = content
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-
-    def _classes(self) -> dict[str, type[Any]]:
-        model = discovery.find("models", self.model.name)
-        return {"method": type(self.method), "data": type(self.source), "model": model, "engine": type(self.engine)}
-
     def yaml(self) -> str:
         """A complete configuration file, with what each field means."""
         flat, schema = self.flat(), schema_of(self.names)
@@ -163,6 +130,19 @@ class RunConfig:
             value = yaml.safe_dump(_plain(flat[key]), default_flow_style=True).removesuffix("\n").removesuffix("\n...")
             lines += [f"{indent}# {item.help}", f"{indent}{'name' if key in PARTS else name}: {value}"]
         return "\n".join(lines).lstrip("\n") + "\n"
+
+    def varied(self) -> dict[str, Any]:
+        """The names of the parts, and those settings that differ from their defaults."""
+        schema = schema_of(self.names)
+        return {
+            key: value for key, value in self.flat().items() if key in PARTS or value != _plain(schema[key].default)
+        }
+
+    @property
+    def classes(self) -> dict[str, type[Any]]:
+        """The classes of the parts: method, data, model, engine."""
+        model = discovery.find("models", self.model.name)
+        return {"method": type(self.method), "data": type(self.source), "model": model, "engine": type(self.engine)}
 
     @property
     def names(self) -> dict[str, str]:

@@ -19,6 +19,9 @@ from fl_lightning.record import ClientResult, RoundRecord, Snapshot
 from fl_lightning.task import Task
 from fl_lightning.training import Training
 
+# Raised when the numbers of the loop or of what is measured change, or a default of training, federation, compute or
+# probe does: part of every run's identity.
+VERSION = 1
 # Traffic is counted in float32, whatever the simulation computes in.
 BYTES_PER_NUMBER = 4
 

@@ -7,7 +7,7 @@ A method is written once, as pure functions; engines turn its client hooks into 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -144,7 +144,11 @@ class Method(ABC):
     """One federated method. Its fields are its hyperparameters; its hooks stand in the order of a round.
 
     The client hooks (`penalty`, `trace`, `observe`, `report`) are written for one client.
+
+    `version` is part of a run's identity: raise it when the method's numbers change, or a default of its fields does.
     """
+
+    version: ClassVar[int] = 1
 
     def adapt(self, training: Training) -> Training:
         """The optimiser settings that the method really uses, if it prescribes some of them."""

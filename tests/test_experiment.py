@@ -15,6 +15,7 @@ from fl_lightning.probes import ridge
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.runs import checkpoint
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.identity import identity
 from fl_lightning.runs.track import EXPERIMENT, Tracker, store_uri
 
 SETTINGS = {
@@ -96,9 +97,9 @@ def test_a_finished_run_is_not_repeated_unless_asked(out):
 
 
 def test_where_the_data_lie_does_not_change_the_identity():
-    assert config(data="mnist", data__root="x").identity == config(data="mnist").identity
-    assert config().identity != config(seed=1).identity
-    assert config().identity != config(training__lr=0.2).identity
+    assert identity(config(data="mnist", data__root="x")) == identity(config(data="mnist"))
+    assert identity(config()) != identity(config(seed=1))
+    assert identity(config()) != identity(config(training__lr=0.2))
 
 
 class StopError(Exception):
@@ -135,7 +136,7 @@ def test_a_round_that_mlflow_missed_is_sent_on_resume(out, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Tracker, "log_rounds", dies_in_round_two)
-        patch.setattr(experiment, "SEND_EVERY_SECONDS", -1)  # after every round
+        patch.setattr("fl_lightning.runs.recording.SEND_EVERY_SECONDS", -1)  # after every round
         with pytest.raises(StopError):
             experiment.run(config(), out)
     result = experiment.run(config(), out)
@@ -227,7 +228,7 @@ def test_more_rounds_go_on_where_fewer_ended(out, monkeypatch):
 
 
 def test_a_run_that_is_left_is_recorded_as_stopped_and_can_be_resumed(out):
-    progress = experiment.rounds(config(), out, keeping=experiment.Keeping({"study": "mine"}, pictures=False))
+    progress = experiment.rounds(config(), out, outputs=experiment.Outputs({"study": "mine"}, pictures=False))
     assert [next(progress)[0], next(progress)[0]] == [1, 2]
     progress.close()
     client, (stopped,) = mlflow_runs(out)
@@ -243,8 +244,8 @@ def test_a_run_that_is_left_is_recorded_as_stopped_and_can_be_resumed(out):
 
 
 def test_a_run_may_leave_nothing_but_its_numbers(out):
-    slim = experiment.Keeping(pictures=False, checkpoint=False)
-    result = experiment.finish(experiment.rounds(config(), out, keeping=slim))
+    slim = experiment.Outputs(pictures=False, checkpoint=False)
+    result = experiment.finish(experiment.rounds(config(), out, outputs=slim))
     names = {path.name for path in result.folder.iterdir()}
     assert names == {"attempt.json", "config.yaml", "rounds.parquet", "clients.parquet", "result.json", "lock"}
     assert experiment.run(config(), out).reused
@@ -255,12 +256,12 @@ def test_a_run_may_start_where_another_ended(out):
     second = config(method="fedavg", federation__rounds=1, federation__start=str(first.folder), training__lr=0.0)
     result = experiment.run(second, out)
     assert result.final["GA"] == first.final["GA"]  # with a learning rate of zero it stays there
-    identity = second.identity
-    assert identity != config(method="fedavg", federation__rounds=1, training__lr=0.0).identity
+    known_by = identity(second)
+    assert known_by != identity(config(method="fedavg", federation__rounds=1, training__lr=0.0))
     moved = out / "moved"
     first.folder.rename(moved)
     where = {"method": "fedavg", "federation__rounds": 1, "training__lr": 0.0, "federation__start": str(moved)}
-    assert config(**where).identity == identity
+    assert identity(config(**where)) == known_by
     with pytest.raises(UserError, match=r"federation\.start .* another model"):
         experiment.check(config(method="fedavg", model="mlp", federation__start=str(moved)))
     with pytest.raises(UserError, match="no such folder"):

@@ -5,7 +5,8 @@ import pytest
 from fl_lightning import discovery, experiment
 from fl_lightning.config import configure
 from fl_lightning.engines.functional import Functional
-from fl_lightning.experiment import Keeping
+from fl_lightning.experiment import Outputs
+from fl_lightning.runs.identity import identity
 from tune import first_round
 
 SETTINGS = {
@@ -22,7 +23,7 @@ SETTINGS = {
     "engine.chunk": 1,
 }
 EPOCHS = (2, 3, 5)
-SLIM = Keeping(pictures=False, checkpoint=False)
+SLIM = Outputs(pictures=False, checkpoint=False)
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +40,8 @@ def timeless(result):
 
 def shared(configs, out):
     return {
-        config.identity: experiment.finish(progress)
-        for config, progress in first_round.share_first_round(configs, out, keeping=lambda _: SLIM)
+        identity(config): experiment.finish(progress)
+        for config, progress in first_round.share_first_round(configs, out, outputs=lambda _: SLIM)
     }
 
 
@@ -67,8 +68,8 @@ def test_every_method_gives_what_it_gives_by_itself(name, tmp_path):
     together = shared(configs, tmp_path / "together")
     assert len(together) == len(configs)
     for config in configs:
-        alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", keeping=SLIM))
-        assert timeless(together[config.identity]) == timeless(alone), config.identity
+        alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", outputs=SLIM))
+        assert timeless(together[identity(config)]) == timeless(alone), identity(config)
 
 
 @pytest.mark.parametrize("changes", [{"training.momentum": 0.9}, {"engine": "lightning"}, {"federation.fraction": 0.5}])
@@ -81,8 +82,8 @@ def test_it_holds_for_other_settings_too(changes, tmp_path):
     ]
     together = shared(configs, tmp_path / "together")
     for config in configs:
-        alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", keeping=SLIM))
-        assert timeless(together[config.identity]) == timeless(alone)
+        alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", outputs=SLIM))
+        assert timeless(together[identity(config)]) == timeless(alone)
 
 
 def test_it_trains_once(tmp_path, monkeypatch):
@@ -115,5 +116,5 @@ def test_divergence_after_some_epochs_leaves_the_earlier_ones(tmp_path):
     configs = [configure({**wild, "training.epochs": epochs}) for epochs in (1, 40)]
     together = shared(configs, tmp_path / "together")
     for config in configs:
-        alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", keeping=SLIM))
-        assert (together[config.identity].status, together[config.identity].message) == (alone.status, alone.message)
+        alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", outputs=SLIM))
+        assert (together[identity(config)].status, together[identity(config)].message) == (alone.status, alone.message)

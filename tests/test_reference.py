@@ -1,7 +1,5 @@
 """AE and LF against dense matrices, and references that cannot serve."""
 
-import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.config import NOT_IDENTITY, configure
+from fl_lightning.config import configure
 from fl_lightning.curvature import full, gauss_newton
 from fl_lightning.data.plan import ClientData
 from fl_lightning.errors import UserError
@@ -21,6 +19,7 @@ from fl_lightning.probes.accuracy import measure
 from fl_lightning.probes.settings import Probe
 from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint
+from fl_lightning.runs.identity import identity
 from tests.cases import ragged
 
 
@@ -163,19 +162,16 @@ def test_a_run_s_identity_knows_its_reference_by_content(tmp_path):
     checkpoint.write(there, "identity", snapshot, [])
     checkpoint.write(elsewhere, "another identity", snapshot, [])
     plain = configure({})
-    probed = [configure({"probe.reference": str(folder)}).identity for folder in (here, there, elsewhere)]
+    probed = [identity(configure({"probe.reference": str(folder)})) for folder in (here, there, elsewhere)]
     assert probed[0] == probed[1] != probed[2]
-    assert plain.identity not in probed
-    assert configure({"probe.ridge_rounds": [1]}).identity != plain.identity
-    assert configure({"probe.reference": str(here), "probe.reference_precision": "run"}).identity not in probed
+    assert identity(plain) not in probed
+    assert identity(configure({"probe.ridge_rounds": [1]})) != identity(plain)
+    assert identity(configure({"probe.reference": str(here), "probe.reference_precision": "run"})) not in probed
     with pytest.raises(UserError, match="no such folder"):
-        _ = configure({"probe.reference": str(tmp_path / "nowhere")}).identity
+        _ = identity(configure({"probe.reference": str(tmp_path / "nowhere")}))
 
 
 def test_without_probes_the_identity_is_that_of_the_other_settings():
     config = configure({"data": "digits", "method": "fedavg"})
-    settings = {k: v for k, v in config.flat().items() if k not in NOT_IDENTITY and not k.startswith("probe.")}
-    expected = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-    assert config.identity == expected
-    assert replace(config, probe=Probe()).identity == expected
+    assert identity(replace(config, probe=Probe())) == identity(config)
     assert configure(config.flat()) == config

@@ -13,6 +13,7 @@ from fl_lightning.data.partition import class_counts
 from fl_lightning.federate import federate
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.runs import checkpoint, files
+from fl_lightning.runs.identity import identity
 
 # The measured round sees about this many training samples; time is taken as proportional to them.
 SAMPLES = 2_000
@@ -104,7 +105,7 @@ def _measure(config: RunConfig) -> Cost:
     trained = epochs * sum(len(part) for part in few)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        checkpoint.write(folder, config.identity, record.after, [measured])
+        checkpoint.write(folder, identity(config), record.after, [measured])
         state = _size(folder)
         counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
         files.write(config, counts, [measured], folder, pictures=False)

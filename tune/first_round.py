@@ -20,7 +20,7 @@ from fl_lightning import experiment
 from fl_lightning.config import RunConfig
 from fl_lightning.engines.engine import Fit, mean_loss
 from fl_lightning.errors import UserError
-from fl_lightning.experiment import Keeping, Problem, Progress
+from fl_lightning.experiment import Outputs, Problem, Progress
 from fl_lightning.federate import Stage, beginning, close_round, plans_of, set_up
 from fl_lightning.federation import draw_cohort
 from fl_lightning.method import Cohort, Context, Local, Method, Step, with_round_lr
@@ -110,7 +110,7 @@ def share_first_round(
     configs: Sequence[RunConfig],
     out: Path,
     fresh: bool = False,
-    keeping: Callable[[RunConfig], Keeping] = lambda _: Keeping(),
+    outputs: Callable[[RunConfig], Outputs] = lambda _: Outputs(),
 ) -> Iterator[tuple[RunConfig, Progress]]:
     """Runs of one round that differ in method and epochs alone, trained together as far as that is exact.
 
@@ -118,7 +118,7 @@ def share_first_round(
         configs: The runs.
         out: Folder of all runs and of the MLflow store.
         fresh: Compute them even if they are there.
-        keeping: What stays of each.
+        outputs: What stays of each.
 
     Yields:
         Each run and its progress; those that cannot share train by themselves when it is consumed.
@@ -137,11 +137,11 @@ def share_first_round(
         records = _records(together, problem)
         for candidate, record in zip(together, records, strict=True):
             config = candidate.config
-            yield config, experiment.rounds(config, out, fresh, keeping(config), problem, record)
+            yield config, experiment.rounds(config, out, fresh, outputs(config), problem, record)
     else:
         by_itself += [candidate.config for candidate in together]
     for config in by_itself:
-        yield config, experiment.rounds(config, out, fresh, keeping(config))
+        yield config, experiment.rounds(config, out, fresh, outputs(config))
 
 
 def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:

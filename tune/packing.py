@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fl_lightning.config import RunConfig, build
+from fl_lightning.runs.identity import identity
 
 # A trial costs Ray 30 to 65 ms; packs of this length make that negligible and still balance well.
 PACK_SECONDS = 10.0
@@ -68,7 +69,7 @@ def _cost(unit: Unit, seconds: Callable[[RunConfig], float]) -> float:
 
 def _first_round_key(config: RunConfig) -> str:
     if config.federation.rounds != 1:
-        return config.identity
+        return identity(config)
     flat = config.flat()
     shared = {k: v for k, v in flat.items() if k.partition(".")[0] != "method" and k != "training.epochs"}
     return json.dumps(shared, sort_keys=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from fl_lightning import experiment
 from fl_lightning.errors import UserError
+from fl_lightning.runs.recording import adopt
 from fl_lightning.runs.track import PARENT_TAG, Tracker
 from fl_lightning.system.atomic import write_atomically
 from fl_lightning.system.text import render
@@ -64,7 +64,7 @@ class SweepRecord:
         """Adopt the runs that other sweeps have computed, and store the tables."""
         for outcome in outcomes:
             for config, result in outcome.runs:
-                experiment.adopt(config, self._out, result, self.child_tags)
+                adopt(config, self._out, result, self.child_tags)
         table = rows(outcomes, self._study)
         paths = [self._folder / "study.yaml"]
         for name, text in (

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_lightning.config import RunConfig
-from fl_lightning.experiment import Keeping
+from fl_lightning.experiment import Outputs
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.identity import identity
 from fl_lightning.system import memory
 from tune import record
 from tune.cluster import Resources, connected
@@ -96,8 +97,8 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
     known = cells(study) if study.search.algorithm != "optuna" else None  # refuses settings that cannot be
     folder = options.out / "sweeps" / f"{study.name}-{study.scale or 'all'}-{study.identity}"
     parent = record.open_sweep(study, options.out, folder)
-    keeping = Keeping(parent.child_tags, pictures=False, checkpoint=_keeps(study))
-    order = Order(options.out, keeping, stop=study.stop, metric=study.metric)
+    outputs = Outputs(parent.child_tags, pictures=False, checkpoint=_keeps(study))
+    order = Order(options.out, outputs, stop=study.stop, metric=study.metric)
     failures: dict[str, str] = {}
     try:
         with ExitStack() as stack:
@@ -199,7 +200,7 @@ class _Runner:
 
     def grid(self, tried: Sequence[Cell], keep: bool = False) -> list[Cell]:
         """Compute settings that are known beforehand."""
-        configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
+        configs = list({identity(config): config for cell in tried for config in cell.configs}.values())
         if self._options.fresh:  # here, once: a trial that is repeated after a failure must not begin again
             for config in configs:
                 run_folder.forget(config, self._options.out)
@@ -210,11 +211,11 @@ class _Runner:
         self._watch(Status(done, len(configs), float("-inf")))
         if todo:
             self.computed += len(todo)
-            cases = {config.identity: cell.case for cell in tried for config in cell.configs}
+            cases = {identity(config): cell.case for cell in tried for config in cell.configs}
             work = self._packed(units(todo))
             ray_space = {"pack": _ray().grid_search(list(range(len(work))))}
-            keeping = self._order.keeping
-            order = self._order._replace(cases=cases, keeping=keeping._replace(checkpoint=keep or keeping.checkpoint))
+            outputs = self._order.outputs
+            order = self._order._replace(cases=cases, outputs=outputs._replace(checkpoint=keep or outputs.checkpoint))
             self._fit(ray_space, order, lambda finished: (done + finished, len(configs)), work)
         return list(tried)
 

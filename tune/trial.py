@@ -6,6 +6,7 @@ from typing import Any
 
 import fl_lightning  # noqa: F401 - its remedies come before anything that imports torchvision
 from fl_lightning.config import build
+from fl_lightning.runs.identity import identity
 from tune.packing import Compact, expand
 from tune.work import News, Order, one_after_the_other, side_by_side
 
@@ -61,7 +62,7 @@ class Trial(ray.tune.Trainable):
         self._news, self._by_round = News(), "settings" in config
         if self._by_round:
             configs = [build(settings) for settings in config["settings"]]
-            order = self._order._replace(cases={one.identity: config["case"] for one in configs})
+            order = self._order._replace(cases={identity(one): config["case"] for one in configs})
             self._work = side_by_side(configs, order)
         else:
             self._work = one_after_the_other(expand(self._packs[config["pack"]]), self._order)

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from fl_lightning import experiment
 from fl_lightning.config import RunConfig
 from fl_lightning.errors import UserError
-from fl_lightning.experiment import Keeping, Progress
+from fl_lightning.experiment import Outputs, Progress
 from fl_lightning.record import Measurement
+from fl_lightning.runs.identity import identity
 from tune.first_round import share_first_round
 from tune.outcome import measured
 from tune.study import Stop
@@ -25,22 +26,22 @@ class Order(NamedTuple):
 
     Attributes:
         out: Folder of all runs.
-        keeping: What stays of each run.
+        outputs: What stays of each run.
         cases: What a run is called in tables and figures, by its identity.
         stop: When a run need not go on.
         metric: What is good if large.
     """
 
     out: Path
-    keeping: Keeping
+    outputs: Outputs
     cases: Mapping[str, str] = MappingProxyType({})
     stop: Stop | None = None
     metric: str = "GA"
 
-    def keeping_of(self, config: RunConfig) -> Keeping:
+    def keeping_of(self, config: RunConfig) -> Outputs:
         """What stays of this run; its MLflow run says which case it is."""
-        case = self.cases.get(config.identity)
-        return self.keeping._replace(tags={**self.keeping.tags, **({"case": case} if case else {})})
+        case = self.cases.get(identity(config))
+        return self.outputs._replace(tags={**self.outputs.tags, **({"case": case} if case else {})})
 
 
 class News(NamedTuple):
@@ -86,20 +87,20 @@ def side_by_side(configs: Sequence[RunConfig], order: Order) -> Generator[News, 
     A seed that has ended counts with its last value; one that has diverged makes the setting worth nothing.
     """
     news = News()
-    runs = {config.identity: _until(order.stop, _run(config, order)) for config in configs}
+    runs = {identity(config): _until(order.stop, _run(config, order)) for config in configs}
     latest: dict[str, float] = {}
     while runs:
         going = False
-        for config in [config for config in configs if config.identity in runs]:
+        for config in [config for config in configs if identity(config) in runs]:
             try:
-                for measurement in runs[config.identity]:
-                    latest[config.identity] = (
+                for measurement in runs[identity(config)]:
+                    latest[identity(config)] = (
                         float("-inf") if measurement is None else measured(measurement.metrics, order.metric)
                     )
                     going = True
                     break
                 else:
-                    del runs[config.identity]
+                    del runs[identity(config)]
                     news = news._replace(finished=news.finished + 1)
             except Exception as error:
                 yield _with_failure(news, config, error)
@@ -111,18 +112,18 @@ def side_by_side(configs: Sequence[RunConfig], order: Order) -> Generator[News, 
 
 
 def _runs(unit: Sequence[RunConfig], order: Order) -> Iterator[tuple[RunConfig, Progress]]:
-    left = {config.identity: config for config in unit}
+    left = {identity(config): config for config in unit}
     if len(unit) > 1:
         with suppress(Exception):  # what breaks the shared training will break, alone, the run that it belongs to
-            for config, progress in share_first_round(unit, order.out, keeping=order.keeping_of):
-                del left[config.identity]
+            for config, progress in share_first_round(unit, order.out, outputs=order.keeping_of):
+                del left[identity(config)]
                 yield config, progress
     for config in left.values():
         yield config, _run(config, order)
 
 
 def _run(config: RunConfig, order: Order) -> Progress:
-    return experiment.rounds(config, order.out, keeping=order.keeping_of(config))
+    return experiment.rounds(config, order.out, outputs=order.keeping_of(config))
 
 
 def _until(stop: Stop | None, progress: Progress) -> Iterator[Measurement | None]:
@@ -145,6 +146,6 @@ def _until(stop: Stop | None, progress: Progress) -> Iterator[Measurement | None
 
 def _with_failure(news: News, config: RunConfig, error: Exception) -> News:
     flat: dict[str, Any] = config.flat()
-    name = f"{flat['method']} seed {flat['seed']} ({config.identity})"
+    name = f"{flat['method']} seed {flat['seed']} ({identity(config)})"
     reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return news._replace(finished=news.finished + 1, failures={**news.failures, name: reason})

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from fl_lightning.cli.flags import CommandParser
 from fl_lightning.config import flags_to_settings
 from fl_lightning.errors import require
+from fl_lightning.runs.identity import identity
 from fl_lightning.system import interrupts
 from fl_lightning.system.text import render
 
@@ -112,7 +113,7 @@ def dry_run(study: "Study", how: "Options") -> None:
         print(f"{number} settings in {contests} contests, {runs} runs at most; Optuna chooses them as it goes")
         return
     tried = cells(study)
-    configs = list({config.identity: config for cell in tried for config in cell.configs}.values())
+    configs = list({identity(config): config for cell in tried for config in cell.configs}.values())
     todo = configs if how.fresh else missing(configs, how.out, study.stop)
     work = units(todo)
     print(f"study       {study.name} {study.scale}: {study.about}")

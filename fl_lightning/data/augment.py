@@ -28,6 +28,9 @@ from fl_lightning.errors import require, unknown
 
 Name: TypeAlias = Literal["none", "standard", "paper"]
 
+# Raised when augmented images change: part of every run's identity.
+VERSION = 1
+
 PADDING = 4
 PAD_WITH = {"standard": 0, "paper": 128}
 HOLE = 16

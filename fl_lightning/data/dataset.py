@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -106,7 +107,12 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """Where a dataset comes from. Its fields are its settings; one file of `fl_lightning/data` each, discovered."""
+    """Where a dataset comes from. Its fields are its settings; one file of `fl_lightning/data/sources` each.
+
+    `version` is part of a run's identity: raise it when the data change that it yields, or a default of its fields.
+    """
+
+    version: ClassVar[int] = 1
 
     @abstractmethod
     def load(self) -> Dataset:

@@ -39,6 +39,10 @@ Kind: TypeAlias = Literal[
 ]
 FeatureSkew: TypeAlias = Literal["none", "noise", "rotation"]
 
+# Raised when the numbers of a partition, subset or skew change, or a default of `Split` does: part of every run's
+# identity.
+VERSION = 1
+
 NATURAL: tuple[Kind, ...] = ("natural", "natural_groups")
 # Nothing is drawn for these, so that another draw would be the same.
 FIXED: tuple[Kind, ...] = ("class_blocks", "natural")

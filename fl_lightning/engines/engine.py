@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,7 +50,12 @@ def mean_loss(losses: Sequence[Tensor], shares: Sequence[float], num_epochs: int
 
 @dataclass(frozen=True)
 class Engine(ABC):
-    """Trains a cohort. All engines give the same numbers up to rounding: same method, same batches."""
+    """Trains a cohort. All engines give the same numbers up to rounding: same method, same batches.
+
+    `version` is part of a run's identity: raise it when the numbers change, or a default of its fields does.
+    """
+
+    version: ClassVar[int] = 1
 
     def one_by_one(self, task: Task, plans: Sequence[Plan]) -> bool:
         """Whether clients are trained one after the other, so that the bits do not depend on who trains beside them."""

@@ -3,7 +3,7 @@
 import json
 import shutil
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import filelock
 from fl_lightning.config import RunConfig
 from fl_lightning.errors import UserError
 from fl_lightning.record import Measurement
+from fl_lightning.runs.identity import trajectory
 from fl_lightning.system.atomic import write_atomically
 
 RESULT, ATTEMPT = "result.json", "attempt.json"
@@ -71,7 +72,31 @@ def forget(config: RunConfig, out: Path) -> None:
 
 def folder_of(config: RunConfig, out: Path) -> Path:
     """Where a run leaves its files. Runs that differ in the number of rounds alone lie side by side."""
-    return out / f"{config.names['method']}-{config.names['data']}-{config.trajectory}-{config.federation.rounds}r"
+    return out / f"{config.names['method']}-{config.names['data']}-{trajectory(config)}-{config.federation.rounds}r"
+
+
+def of_other_versions(configs: Sequence[RunConfig], out: Path) -> dict[str, list[Path]]:
+    """Folders of runs with the settings of these, but made by other versions of the code; by the name of the folder.
+
+    Such results are never used; they stay where they are, until somebody deletes them.
+    """
+    there: dict[tuple[str, str], list[Path]] = {}
+    for path in out.glob("*-*r") if out.is_dir() else ():
+        if (path / RESULT).exists():
+            there.setdefault(_without_versions(path.name), []).append(path)
+    own = [folder_of(config, out).name for config in configs]
+    found = {name: [path for path in there.get(_without_versions(name), []) if path.name != name] for name in own}
+    return {name: paths for name, paths in found.items() if paths}
+
+
+def _without_versions(name: str) -> tuple[str, str]:
+    """The name of a folder without the hash of the versions.
+
+    >>> _without_versions("fola-digits-0123456789ab-cdef-20r")
+    ('fola-digits-0123456789ab', '20r')
+    """
+    settings, _, rounds = name.rpartition("-")
+    return settings.rpartition("-")[0], rounds
 
 
 def finished(config: RunConfig, out: Path) -> Result | None:

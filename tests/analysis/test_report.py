@@ -10,6 +10,7 @@ from analysis import commands, report, runs
 from analysis.parts import parts
 from fl_lightning.__main__ import main
 from fl_lightning.config import flags_to_settings
+from fl_lightning.runs.identity import identity
 
 
 class Page(HTMLParser):
@@ -129,7 +130,7 @@ def test_commands_make_the_same_runs(odd_store):
         words = commands.run_command(run, "runs").split()
         assert words[:2] == ["fl-lightning", "run"]
         flags = [word.strip("'") for word in words[2 : words.index("--out")]]
-        assert configure(flags_to_settings(flags)).identity == run["identity"]
+        assert identity(configure(flags_to_settings(flags))) == run["identity"]
 
 
 def test_a_sweep_with_pinned_settings_is_repeated_with_them():

@@ -9,6 +9,7 @@ from fl_lightning.data.readers import fingerprint
 from fl_lightning.data.readers.assemble import split_off_test
 from fl_lightning.data.sources.arrays import Arrays
 from fl_lightning.errors import UserError
+from fl_lightning.runs.identity import identity
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 3)).astype(np.float32)
@@ -139,13 +140,13 @@ def test_settings_that_cannot_work_are_refused():
 
 
 def test_a_changed_file_is_another_run_and_a_moved_one_is_not(tmp_path, save):
-    def identity(path):
-        return configure({"data": "arrays", "data.path": path}).identity
+    def known_by(path):
+        return identity(configure({"data": "arrays", "data.path": path}))
 
     path = save(**GOOD)
-    first = identity(path)
-    assert identity(path) == first
+    first = known_by(path)
+    assert known_by(path) == first
     (tmp_path / "my.npz").rename(tmp_path / "moved.npz")
-    assert identity(str(tmp_path / "moved.npz")) == first
+    assert known_by(str(tmp_path / "moved.npz")) == first
     path = save(**{**GOOD, "train_x": X[:30] + 1})
-    assert identity(path) != first
+    assert known_by(path) != first

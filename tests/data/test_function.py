@@ -5,6 +5,7 @@ import pytest
 from fl_lightning.config import configure
 from fl_lightning.data.sources.function import Function
 from fl_lightning.errors import UserError
+from fl_lightning.runs.identity import identity
 
 ARRAYS = """
 import numpy as np
@@ -90,25 +91,25 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_the_file_and_what_it_returns_make_the_run(write, tmp_path):
-    def identity(text):
-        return configure({"data": "function", "data.path": write(text)}).identity
+    def known_by(text):
+        return identity(configure({"data": "function", "data.path": write(text)}))
 
-    first = identity(ARRAYS.replace("RETURNED", WAYS["a dict"]))
-    assert identity(ARRAYS.replace("RETURNED", WAYS["a dict"])) == first
-    assert identity(ARRAYS.replace("RETURNED", WAYS["a dict"]) + "# edited") != first
+    first = known_by(ARRAYS.replace("RETURNED", WAYS["a dict"]))
+    assert known_by(ARRAYS.replace("RETURNED", WAYS["a dict"])) == first
+    assert known_by(ARRAYS.replace("RETURNED", WAYS["a dict"]) + "# edited") != first
     reads = "{'train_x': np.loadtxt('FILE')[:, None], 'train_y': y}".replace("FILE", str(tmp_path / "numbers"))
     text = ARRAYS.replace("RETURNED", reads)
     (tmp_path / "numbers").write_text("1\n" * 60)
-    one = identity(text)
-    identity(ARRAYS.replace("RETURNED", WAYS["a dict"]))  # another file in between: only the last one is kept
+    one = known_by(text)
+    known_by(ARRAYS.replace("RETURNED", WAYS["a dict"]))  # another file in between: only the last one is kept
     (tmp_path / "numbers").write_text("2\n" * 60)
-    assert identity(text) != one, "a file that it reads was changed"
+    assert known_by(text) != one, "a file that it reads was changed"
 
 
 def test_it_is_called_once_for_the_data_and_the_name(write, tmp_path):
     count = f"with open({str(tmp_path / 'calls')!r}, 'a') as file:\n    file.write('x')\n"
     path = write(count + ARRAYS.replace("RETURNED", WAYS["a dict"]))
     config = configure({"data": "function", "data.path": path})
-    assert config.identity == config.identity
+    assert identity(config) == identity(config)
     config.source.load()
     assert (tmp_path / "calls").read_text() == "x"

@@ -8,6 +8,7 @@ from PIL import Image
 from fl_lightning.config import configure
 from fl_lightning.data.sources.images import Images
 from fl_lightning.errors import UserError
+from fl_lightning.runs.identity import identity
 
 
 def pixels(number, size=(8, 6), mode="RGB"):
@@ -129,14 +130,14 @@ def test_a_class_without_test_images_is_fine(folder):
 
 
 def test_content_and_names_make_the_run(folder):
-    def identity(path):
-        return configure({"data": "images", "data.path": str(path)}).identity
+    def known_by(path):
+        return identity(configure({"data": "images", "data.path": str(path)}))
 
-    first = identity(folder)
+    first = known_by(folder)
     moved = folder / "moved"
     moved.mkdir()
     for half in ("train", "test"):
         (folder / half).rename(moved / half)
-    assert identity(moved) == first
+    assert known_by(moved) == first
     (moved / "train" / "cat" / "0.png").rename(moved / "train" / "dog" / "9.png")
-    assert identity(moved) != first
+    assert known_by(moved) != first

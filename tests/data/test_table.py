@@ -8,6 +8,7 @@ import torch
 from fl_lightning.config import configure
 from fl_lightning.data.sources.table import Table
 from fl_lightning.errors import UserError
+from fl_lightning.runs.identity import identity
 
 
 def patients(**changes):
@@ -191,9 +192,9 @@ def test_settings_that_are_missing():
 
 
 def test_a_changed_table_is_another_run(tmp_path):
-    def identity(table):
+    def known_by(table):
         path = store(table, tmp_path / "patients.parquet")
-        return configure({"data": "table", "data.path": path, "data.label": "outcome"}).identity
+        return identity(configure({"data": "table", "data.path": path, "data.label": "outcome"}))
 
-    assert identity(patients()) == identity(patients())
-    assert identity(patients()) != identity(patients(age=3))
+    assert known_by(patients()) == known_by(patients())
+    assert known_by(patients()) != known_by(patients(age=3))

@@ -14,8 +14,9 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from fl_lightning import experiment
-from fl_lightning.experiment import Keeping
+from fl_lightning.experiment import Outputs
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.identity import identity
 from fl_lightning.runs.track import EXPERIMENT, store_uri
 from tune.cluster import SETTINGS
 
@@ -60,7 +61,7 @@ def timeless(result):
 
 def alone(config, out):
     """The run by itself, in this process."""
-    return experiment.finish(experiment.rounds(config, out, keeping=Keeping(pictures=False)))
+    return experiment.finish(experiment.rounds(config, out, outputs=Outputs(pictures=False)))
 
 
 def tracked(out):
@@ -76,14 +77,14 @@ def check_complete(configs, out, reference):
     children = [run for run in runs if run.data.tags.get("kind") != "sweep"]
     by_identity = {run.data.tags["identity"]: run for run in children}
     assert len(by_identity) == len(children), "a run is in MLflow twice"
-    assert set(by_identity) == {config.identity for config in configs}
+    assert set(by_identity) == {identity(config) for config in configs}
     parents = [run for run in runs if run.data.tags.get("kind") == "sweep"]
     assert len(parents) == 1
     for config in configs:
         expected = alone(config, reference)
         result = run_folder.finished(config, out)
         assert timeless(result) == timeless(expected)
-        run = by_identity[config.identity]
+        run = by_identity[identity(config)]
         assert (run.info.run_id, run.info.status) == (result.run_id, "FINISHED")
         assert run.data.tags["mlflow.parentRunId"] == parents[0].info.run_id
         assert run.data.params == {k: v if isinstance(v, str) else json.dumps(v) for k, v in config.flat().items()}

@@ -4,7 +4,7 @@ import pytest
 
 from fl_lightning import experiment
 from fl_lightning.config import configure
-from fl_lightning.experiment import Keeping
+from fl_lightning.experiment import Outputs
 from tune import estimate
 from tune.estimate import Cost, Estimate, forecast
 
@@ -70,7 +70,7 @@ def test_a_shared_first_round_is_paid_once(known):
 
 def test_what_is_measured_is_about_what_a_run_costs(out):
     config = run(method="fola", training__epochs=3, federation__rounds=4, data__alpha=1)
-    progress = experiment.rounds(config, out, keeping=Keeping(pictures=False))
+    progress = experiment.rounds(config, out, outputs=Outputs(pictures=False))
     result = experiment.finish(progress)
     trained = sum(m.metrics["seconds"] for m in result.history)
     expected = Estimate().seconds(config)

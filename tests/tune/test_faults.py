@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.identity import identity
 from tests.tune.clusters import Driver, alone, check_complete, cluster, tracked, wait_for_rounds
 from tune.grid import cells
 from tune.study_file import load
@@ -56,14 +57,14 @@ def configs_of(study):
 
 def known_rounds(configs, out):
     """How far each run is, with its clock: what was computed before is never computed again."""
-    return {c.identity: result.history for c in configs if (result := run_folder.latest(c, out)) is not None}
+    return {identity(c): result.history for c in configs if (result := run_folder.latest(c, out)) is not None}
 
 
 def check_kept(before, configs, out):
     for config in configs:
-        if config.identity in before:
+        if identity(config) in before:
             history = run_folder.finished(config, out).history
-            assert history[: len(before[config.identity])] == before[config.identity], "computed again"
+            assert history[: len(before[identity(config)])] == before[identity(config)], "computed again"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fl_lightning.config import configure
 from fl_lightning.errors import UserError
+from fl_lightning.runs.identity import identity
 from tune import grid, study_file
 from tune.grid import cells, draw, environments, points
 from tune.study import Case, Range, Search, Study
@@ -53,8 +54,8 @@ def test_cells_are_the_product_and_equal_what_the_command_line_makes_of_it():
                 expected += [configure({**BASE, **conditions, **method, **varied, "seed": seed}) for seed in (3, 1)]
     found = [config for cell in cells(mine) for config in cell.configs]
     assert [config.flat() for config in found] == [config.flat() for config in expected]
-    assert [config.identity for config in found] == [config.identity for config in expected]
-    assert len({config.identity for config in found}) == len(found) == 4 * 2 * (8 + 16)
+    assert [identity(config) for config in found] == [identity(config) for config in expected]
+    assert len({identity(config) for config in found}) == len(found) == 4 * 2 * (8 + 16)
 
 
 @settings(max_examples=8, deadline=None)
@@ -136,7 +137,7 @@ SIZES = {  # cells and runs at the paper's scale
 def test_every_shipped_study_at_every_scale_expands_to_valid_runs(name, scale):
     mine = load(name, scale)
     made = cells(mine)
-    identities = {cell.config.identity for cell in made}
+    identities = {identity(cell.config) for cell in made}
     assert len(identities) == len(made), "some settings are tried twice"
     if scale == "paper":
         assert (len(made), len(made) * len(mine.seeds)) == SIZES[name]
@@ -175,7 +176,7 @@ def test_draws_are_reproducible_and_equal_for_every_case():
             label: [c.point for c in made if c.case == label and c.environment == environment] for label in ("a", "b")
         }
         assert of["a"] == [{key: point[key] for key in DRAWN} for point in of["b"]] == points(mine, cases[0])
-    assert [cell.config.identity for cell in cells(mine)] == [cell.config.identity for cell in made]
+    assert [identity(cell.config) for cell in cells(mine)] == [identity(cell.config) for cell in made]
     longer = cells(replace(mine, search=Search("random", 7)))
     assert [c.point for c in longer if c.case == "a"][:5] == [c.point for c in made if c.case == "a"][:5]
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.config import configure
+from fl_lightning.runs.identity import identity
 from tune import packing
 from tune.grid import cells
 from tune.packing import packs, units
@@ -21,7 +22,7 @@ def seconds(config):
 def test_runs_that_share_their_first_round_are_one_unit():
     configs = [config for cell in cells(load("mnist_first_round", "smoke")) for config in cell.configs]
     grouped = units(configs)
-    assert sorted(config.identity for unit in grouped for config in unit) == sorted(c.identity for c in configs)
+    assert sorted(identity(config) for unit in grouped for config in unit) == sorted(identity(c) for c in configs)
     assert len(grouped) == 8  # two alphas, two rates, two seeds
     for unit in grouped:
         assert len(unit) == 4
@@ -66,8 +67,8 @@ def test_packs_survive_the_way_to_another_process():
     study = load("mnist_curves", "smoke")
     pack = [cell.configs for cell in cells(study)]
     common, own = packing.compact(pack)
-    assert [[config.identity for config in unit] for unit in packing.expand((common, own))] == [
-        [config.identity for config in unit] for unit in pack
+    assert [[identity(config) for config in unit] for unit in packing.expand((common, own))] == [
+        [identity(config) for config in unit] for unit in pack
     ]
     assert "data.alpha" in common
     assert all("data.alpha" not in settings for unit in own for settings in unit)

@@ -8,6 +8,7 @@ import pytest
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
+from fl_lightning.runs.identity import identity
 from tune.search import FairAsha, FairSearch
 from tune.study import Case, Range, Search, Study
 
@@ -32,7 +33,7 @@ STUDY = Study(
 
 
 def searcher(folder, known=()):
-    return FairSearch(STUDY, folder / "proposals.json", lambda config: config.identity not in known)
+    return FairSearch(STUDY, folder / "proposals.json", lambda config: identity(config) not in known)
 
 
 def quality(proposal):
@@ -98,7 +99,7 @@ def test_a_restart_proposes_what_was_proposed_and_then_goes_on_as_before(tmp_pat
     (tmp_path / "proposals.json").unlink()
     first = searcher(tmp_path)
     begun = go(first, 10)
-    known = {config.identity for cell in first.proposed for config in cell.configs}
+    known = {identity(config) for cell in first.proposed for config in cell.configs}
     again = searcher(tmp_path, known)
     proposals = go(again, 24)
     assert [p["settings"] for p in proposals[:10]] == [p["settings"] for p in begun] == whole[:10]
@@ -108,7 +109,7 @@ def test_a_restart_proposes_what_was_proposed_and_then_goes_on_as_before(tmp_pat
     assert {name: len(points) for name, points in json.loads((tmp_path / "proposals.json").read_text()).items()} == {
         proposal["contest"]: 6 for proposal in proposals
     }
-    third = searcher(tmp_path, {config.identity for cell in again.proposed for config in cell.configs})
+    third = searcher(tmp_path, {identity(config) for cell in again.proposed for config in cell.configs})
     assert [p["settings"] for p in go(third, 24)] == [p["settings"] for p in proposals]
     assert third.computed == 0
 

@@ -8,6 +8,7 @@ import yaml
 from fl_lightning import experiment
 from fl_lightning.errors import UserError
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.identity import identity
 from fl_lightning.runs.track import store_uri
 from tests.servers import free_port
 from tests.tune.clusters import alone, check_complete, cluster, timeless, tracked
@@ -58,7 +59,7 @@ def test_a_sweep_equals_the_naive_grid_and_nothing_is_computed_twice(out, tmp_pa
     assert (parent.info.run_id, parent.info.status) == (outcome.run_id, "FINISHED")
     assert parent.data.tags["study.mnist_first_round"] == "smoke"
     for cell in cells(study):
-        tags = [children[config.identity].data.tags for config in cell.configs]
+        tags = [children[identity(config)].data.tags for config in cell.configs]
         assert [(tag["case"], tag["study.mnist_first_round"]) for tag in tags] == [(cell.case, "smoke")] * 2
     assert {path.name for path in outcome.folder.iterdir()} >= {"study.yaml", "runs.csv", "best.md"}
     assert len((outcome.folder / "runs.csv").read_text().splitlines()) == 33
@@ -86,7 +87,7 @@ def test_a_sweep_equals_the_naive_grid_and_nothing_is_computed_twice(out, tmp_pa
     _, runs = tracked(out)
     assert len([run for run in runs if run.data.tags.get("kind") != "sweep"]) == 32
     marked = {run.data.tags.get("identity") for run in runs if "study.part" in run.data.tags} - {None}
-    assert marked == {config.identity for cell in cells(other) for config in cell.configs}
+    assert marked == {identity(config) for cell in cells(other) for config in cell.configs}
     assert all(run.info.status == "FINISHED" for run in runs)
 
 
@@ -128,8 +129,8 @@ def test_a_search_gives_everybody_the_same_budget_and_is_resumed(out, tmp_path, 
     for cell in outcome.cells:
         for config in cell.cell.configs:
             result = run_folder.latest(config, out)
-            rounds[config.identity] = len(result.history)
-            assert result.status == ("finished" if rounds[config.identity] == 4 else "stopped")
+            rounds[identity(config)] = len(result.history)
+            assert result.status == ("finished" if rounds[identity(config)] == 4 else "stopped")
     assert len(rounds) == 32
     assert 32 < sum(rounds.values()) < 128  # some were stopped early
     best = [cell for cell in outcome.cells if cell.runs]
@@ -139,10 +140,10 @@ def test_a_search_gives_everybody_the_same_budget_and_is_resumed(out, tmp_path, 
 
     again = sweep(study, Options(out, address, max_concurrent=1), ignore)
     assert again.computed == 0
-    assert {config.identity for cell in again.cells for config in cell.cell.configs} == set(rounds)
+    assert {identity(config) for cell in again.cells for config in cell.cell.configs} == set(rounds)
     for cell in again.cells:
         for config in cell.cell.configs:
-            assert len(run_folder.latest(config, out).history) == rounds[config.identity]
+            assert len(run_folder.latest(config, out).history) == rounds[identity(config)]
     _, runs = tracked(out)
     assert len(runs) == 33
 

@@ -3,9 +3,10 @@
 import pytest
 
 from fl_lightning.config import configure
-from fl_lightning.experiment import Keeping
+from fl_lightning.experiment import Outputs
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.identity import identity
 from tests.tune.clusters import alone, timeless
 from tune.packing import units
 from tune.study import Stop
@@ -23,7 +24,7 @@ BASE = {
     "engine.chunk": 1,
     "federation.rounds": 3,
 }
-SLIM = Keeping(pictures=False, checkpoint=False)
+SLIM = Outputs(pictures=False, checkpoint=False)
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,7 @@ def test_a_broken_run_fails_alone_with_its_message(tmp_path):
     news = compute([[good], [broken], [late]], Order(tmp_path, SLIM))
     assert news.finished == 3
     ((name, reason),) = news.failures.items()
-    assert name == f"fedbe seed 0 ({broken.identity})"
+    assert name == f"fedbe seed 0 ({identity(broken)})"
     assert "data.holdout" in reason
     assert run_folder.finished(good, tmp_path).status == run_folder.finished(late, tmp_path).status == "finished"
     assert run_folder.latest(broken, tmp_path) is None

@@ -1,0 +1,53 @@
+"""Which code, on which machine, made a run."""
+
+import functools
+import json
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from fl_lightning.config import RunConfig
+from fl_lightning.runs.identity import settings_hash, versions
+
+VERSIONS_TAG, SETTINGS_TAG = "versions", "settings"
+
+
+def tags(config: RunConfig) -> dict[str, str]:
+    """What MLflow records of it: the versions of all parts, package, commit, torch, and the device's name."""
+    found = {
+        SETTINGS_TAG: settings_hash(config),
+        VERSIONS_TAG: json.dumps(versions(config), sort_keys=True),
+        "package": f"fl_lightning {version('fl_lightning')}",
+        "torch": torch.__version__,
+        "device": device_name(config.compute.torch_device),
+    }
+    if commit := git_commit():
+        found["mlflow.source.git.commit"] = commit
+    return found
+
+
+@functools.cache
+def device_name(device: torch.device) -> str:
+    """The GPU's or the processor's name, as its maker calls it where the system says."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+@functools.cache
+def git_commit() -> str | None:
+    """The commit of the source, if the package lies in a git repository."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

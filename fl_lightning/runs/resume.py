@@ -1,0 +1,47 @@
+"""What earlier processes have left of a run: its checkpoint, or the rounds of a run that differs in length alone."""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from fl_lightning.config import RunConfig
+from fl_lightning.errors import UserError
+from fl_lightning.probes import ridge
+from fl_lightning.record import Snapshot
+from fl_lightning.runs import checkpoint
+from fl_lightning.runs.checkpoint import Saved
+from fl_lightning.runs.folder import finished, folder_of
+from fl_lightning.runs.identity import identity
+
+
+def saved_rounds(config: RunConfig, out: Path, start: Snapshot, fresh: bool) -> Saved | None:
+    """The latest round to go on from, with the numbers of all rounds up to it; None if there is nothing.
+
+    Args:
+        config: The run.
+        out: Folder of all runs.
+        start: The server before round 1, whose structure a checkpoint must have.
+        fresh: Whether only this very run counts.
+    """
+    saved = checkpoint.read(folder_of(config, out), identity(config), start)
+    return _of_relatives(config, out, start) if saved is None and not fresh else saved
+
+
+def _of_relatives(config: RunConfig, out: Path, start: Snapshot) -> Saved | None:
+    """The rounds that a run has computed which differs from this one only in how many rounds it takes."""
+    rounds = config.federation.rounds
+    if rounds == 1:
+        return None  # grids have them by the ten thousand, and listing the folder of all runs costs more than a round
+    base = folder_of(config, out).name.removesuffix(f"{rounds}r")
+    numbers = [folder.name.removeprefix(base).removesuffix("r") for folder in out.glob(f"{base}*r")]
+    for number in sorted((int(number) for number in numbers if number.isdigit()), reverse=True):
+        relative = replace(config, federation=replace(config.federation, rounds=number))
+        with suppress(UserError):  # a damaged one is of no use here
+            arrays = ridge.read(folder_of(relative, out))
+            if arrays:
+                ridge.write(folder_of(config, out), arrays)
+            if number < rounds and (saved := checkpoint.read(folder_of(relative, out), identity(relative), start)):
+                return saved
+            if number > rounds and (result := finished(relative, out)) and len(result.history) >= rounds:
+                return Saved(start, result.history[:rounds])
+    return None

@@ -1,0 +1,87 @@
+"""By what a run is known: settings that matter, and the versions of the code."""
+
+import dataclasses
+import json
+
+import pytest
+from mlflow import MlflowClient
+
+from fl_lightning import experiment
+from fl_lightning.config import Field, configure, fields_of
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.identity import identity, settings_hash, trajectory, versions
+from fl_lightning.runs.track import store_uri
+from fl_lightning.training import Training
+
+SETTINGS = {"method": "fedavg", "model": "softmax", "data.subset": 0.1, "federation.rounds": 2, "engine": "functional"}
+
+
+def config(**changes):
+    return configure({**SETTINGS, **{key.replace("__", "."): value for key, value in changes.items()}})
+
+
+def test_a_raised_version_makes_another_run_of_the_same_settings(monkeypatch):
+    before = identity(config()), settings_hash(config()), trajectory(config())
+    monkeypatch.setattr(FedAvg, "version", 2)
+    assert identity(config()) != before[0]
+    assert settings_hash(config()) == before[1]
+    assert trajectory(config()) != before[2]
+    assert versions(config())["method"] == 2
+    assert identity(config(method="fedprox")) == identity(config(method="fedprox"))
+
+
+def test_the_version_of_one_method_says_nothing_about_another(monkeypatch):
+    before = identity(config(method="fedprox"))
+    monkeypatch.setattr(FedAvg, "version", 2)
+    assert identity(config(method="fedprox")) == before
+    monkeypatch.setattr("fl_lightning.runs.identity.LOOP_VERSION", 2)
+    assert identity(config(method="fedprox")) != before
+
+
+def test_a_new_setting_with_its_default_orphans_nobody(monkeypatch):
+    """What a later version adds: here a field of the training settings that today's runs do not know."""
+    before = identity(config()), identity(config(training__lr=0.5))
+
+    @dataclasses.dataclass(frozen=True)
+    class Later(Training):
+        nesterov: bool = False
+
+    monkeypatch.setattr("fl_lightning.config.Training", Later)
+    assert isinstance(fields_of(Later)["nesterov"], Field)
+    assert (identity(config()), identity(config(training__lr=0.5))) == before
+    assert identity(config(training__nesterov=True)) not in before
+
+
+def test_more_rounds_are_the_same_trajectory():
+    assert trajectory(config(federation__rounds=1)) == trajectory(config(federation__rounds=30))
+    assert identity(config(federation__rounds=1)) != identity(config(federation__rounds=30))
+
+
+def test_a_run_of_another_version_is_found_said_and_computed_again(out, monkeypatch):
+    old = experiment.run(config(), out)
+    assert run_folder.of_other_versions([config()], out) == {}
+    monkeypatch.setattr(FedAvg, "version", 2)
+    name = run_folder.folder_of(config(), out).name
+    assert run_folder.of_other_versions([config(), config(seed=1)], out) == {name: [old.folder]}
+    new = experiment.run(config(), out)
+    assert not new.reused
+    assert new.folder != old.folder
+    assert old.folder.exists()
+    assert new.run_id != old.run_id
+
+
+def test_a_run_records_what_made_it(out):
+    result = experiment.run(config(), out)
+    tags = MlflowClient(store_uri(out)).get_run(result.run_id).data.tags
+    assert json.loads(tags["versions"]) == versions(config())
+    assert tags["settings"] == settings_hash(config())
+    assert tags["package"].startswith("fl_lightning ")
+    assert tags["torch"]
+    assert tags["device"]
+    assert len(tags["mlflow.source.git.commit"]) == 40
+
+
+@pytest.mark.parametrize("key", ["method", "data", "model", "engine", "loop", "partition", "augmentation"])
+def test_every_part_has_a_version(key):
+    assert versions(config())[key] == 1
