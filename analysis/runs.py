@@ -28,6 +28,7 @@ from analysis.store import Content, Store, open_store
 from fl_lightning.errors import UserError, unknown
 from fl_lightning.runs.palette import DISPLAY
 from fl_lightning.runs.track import PARENT_TAG
+from tune.edges import spaces
 
 Place = str | Path | None
 KEY_COLUMNS = ("run_id", "case", "method", "data", "model", "seed", "partition", "status", "ended", "diverged")
@@ -214,6 +215,7 @@ class Runs:
         table.attrs["remarks"] = remarks
         if study is not None and (sweep := self.sweep(study, str(table["scale"].iloc[0]))):
             table.attrs["conditions"] = list(sweep.content.get("environments") or ())
+            table.attrs["spaces"] = {DISPLAY.get(case, case): tried for case, tried in spaces(sweep.content).items()}
         return table
 
     def rounds(self, table: pd.DataFrame, metrics: Collection[str] | None = None) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import contests, tables
+from analysis import contests, edges, tables
 from analysis.statistics import MIN_FOR_INTERVAL
 
 
@@ -106,6 +106,7 @@ def _over_conditions(case: str, rival: str, rows: pd.DataFrame, keys: Sequence[s
 def _best(runs: pd.DataFrame) -> list[str]:
     best = contests.best_of_grid(runs)
     sentences = [f"{remark[0].upper()}{remark[1:]}." for remark in contests.budget_remarks(best)]
+    sentences += [f"{remark[0].upper()}{remark[1:]}." for remark in edges.remarks(best, edges.at_edges(best, runs))]
     ranked = best.loc[best["n"] > 0].sort_values("mean", ascending=False)
     if len(list(contests.groups(best, contests.conditions(runs)))) == 1 and len(ranked) > 1:
         each = ", ".join(f"{row['case']} {row['mean']:.1%}".replace("%", " %") for _, row in ranked.iterrows())

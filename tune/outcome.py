@@ -11,8 +11,12 @@ from fl_lightning.errors import unknown
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.folder import Result
 from tune.comparison import rounds_to
+from tune.edges import edges, space_of
 from tune.grid import Cell
 from tune.study import Stop, Study
+
+# The column of settings that are best at an end of what was tried: a better one may lie beyond.
+EDGE = "at the edge"
 
 
 class CellOutcome(NamedTuple):
@@ -96,6 +100,9 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
         if len(lengths) > 1:
             row["rounds"] = str(cell.config.federation.rounds)
         row |= {key: _short(cell.point.get(key, "")) for key in tuned}
+        if tuned:
+            at_edge = edges(cell.point, space_of(study, cell.case))
+            row[EDGE] = ", ".join(f"{key} ({side})" for key, side in at_edge.items())
         ended, everything = outcome.good, [result for _, result in outcome.runs]
         for metric in dict.fromkeys((study.metric, "GA", "LA", *probed)):
             percent = metric in ("GA", "LA")
@@ -110,6 +117,8 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
         diverged = len(everything) - len(ended)
         row["runs"] = f"{len(everything)}{missing}" + (f", {diverged} diverged" if diverged else "")
         table.append(row)
+    if not any(row.get(EDGE) for row in table):
+        return [{key: cell for key, cell in row.items() if key != EDGE} for row in table]
     return table
 
 

@@ -1,0 +1,276 @@
+"""Tables of numbers as text: for a page, for a paper, for a spreadsheet.
+
+A table of `analysis.tables` has `X low`, `X high` and perhaps `X std` beside a column `X`: they become one cell.
+`reached 80%` says how many of `n` runs are behind `rounds to 80%`, and joins it.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis import contests
+from analysis.columns import no_such
+from analysis.statistics import MIN_FOR_INTERVAL
+from fl_lightning.system.text import render
+
+Spread = Literal["std", "interval", "none"]
+SPREADS: tuple[Spread, ...] = ("std", "interval", "none")
+NOTE = "[low, high]: 95 % bootstrap interval over seeds; (low to high): range of fewer than five runs, no interval."
+# Columns that say something only if some number is another.
+QUIET = {"ties": 0, "diverged seeds": 0, "diverged settings": 0, "incomplete settings": 0, "settings tried": 1}
+ENDS = (" low", " high", " std")
+NOTHING = "–"
+# By the beginning of a column's name: whether the smallest or the largest of its numbers is the best.
+BETTER = {"GA": "max", "LA": "max", "expected best": "max", "rounds to": "min"}
+# Has what the others may not have, and is not in the contest.
+OUTSIDE = ("centralised",)
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "±": r"$\pm$",
+    "–": "--",
+    "−": "$-$",
+    "<": "$<$",
+    ">": "$>$",
+    "α": r"$\alpha$",
+    "β": r"$\beta$",
+    "γ": r"$\gamma$",
+    "λ": r"$\lambda$",
+    "μ": r"$\mu$",
+    "ρ": r"$\rho$",
+}
+
+
+class Text(NamedTuple):
+    """A column as text.
+
+    Attributes:
+        name: Heading.
+        cells: One per row.
+        numeric: Whether it stands at the right.
+        best: Rows that are the best of their contest.
+    """
+
+    name: str
+    cells: list[str]
+    numeric: bool
+    best: frozenset[int]
+
+
+def readable(table: pd.DataFrame, spread: Spread = "interval") -> pd.DataFrame:
+    """The table as text: intervals in one cell, numbers with the digits that mean something, no empty columns."""
+    return pd.DataFrame({text.name: text.cells for text in _texts(table, spread)})
+
+
+def chosen(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Some columns of a table in this order, each with what belongs to it.
+
+    Args:
+        table: Of `analysis.tables`.
+        names: As in the heading, without what stands in brackets (GA), or the dotted key of a setting.
+    """
+    if not names:
+        return table
+    kept: list[str] = []
+    for name in names:
+        found = _named(table, name)
+        kept += [found, *(f"{found}{end}" for end in ENDS if f"{found}{end}" in table)]
+        if found.startswith("rounds to "):
+            kept.append(found.replace("rounds to", "reached"))
+    # Which cells are intervals, and of how many runs, is said by n; whether it is shown, by the names.
+    hidden = [name for name in ("n",) if name in table and name not in kept]
+    found_table = table[[*dict.fromkeys(kept), *hidden]].copy()
+    found_table.attrs["hidden"] = hidden
+    return found_table
+
+
+def latex(
+    table: pd.DataFrame, caption: str = "", label: str = "", spread: Spread = "interval", bold: bool = True
+) -> str:
+    """A table that goes into a paper as it is; it needs the package booktabs.
+
+    Args:
+        table: Of `analysis.tables`.
+        caption: Above it, which says the n that all rows have in common; without one there is only the tabular.
+        label: To refer to it by.
+        spread: What stands beside a mean.
+        bold: Whether the best of every contest is bold.
+    """
+    texts = [text for text in _texts(table, spread) if not (caption and text.name == "n" and len(set(text.cells)) == 1)]
+    shown = [
+        [
+            rf"\textbf{{{escaped(cell)}}}" if bold and row in text.best else escaped(cell)
+            for row, cell in enumerate(text.cells)
+        ]
+        for text in texts
+    ]
+    lines = [
+        rf"\begin{{tabular}}{{{''.join('r' if text.numeric else 'l' for text in texts)}}}",
+        r"\toprule",
+        " & ".join(escaped(text.name) for text in texts) + r" \\",
+        r"\midrule",
+        *(" & ".join(row) + r" \\" for row in zip(*shown, strict=True)),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    if caption:
+        named = [rf"\label{{{label}}}"] if label else []
+        lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{escaped(caption)}}}", *named, *lines, r"\end{table}"]
+    return "\n".join([r"% \usepackage{booktabs}", *lines, ""])
+
+
+def caption_of(title: str, table: pd.DataFrame, spread: Spread, bold: bool = True) -> str:
+    """What a reader of a paper must know: what the cells are, of how many runs."""
+    texts = _texts(table, spread)
+    numbers = sorted({int(n) for n in table["n"]}) if "n" in table else []
+    runs = f" over n = {numbers[0]}{f' to {numbers[-1]}' if len(numbers) > 1 else ''} runs" if numbers else ""
+    cells = " ".join(cell for text in texts for cell in text.cells)
+    kinds = [
+        words
+        for mark, words in (
+            (" ± ", "standard deviation"),
+            (" [", "95 % bootstrap interval in square brackets"),
+            (" to ", "range in brackets"),
+        )
+        if mark in cells
+    ]
+    text = f"{title}. Mean{' ± ' if ' ± ' in cells else ' and ' if kinds else ''}{' and '.join(kinds)}{runs}."
+    shares = " In brackets, how many of the runs get there." if re.search(r"\(\d+/\d+\)", cells) else ""
+    return text + shares + (" The best is bold." if bold and any(text.best for text in texts) else "")
+
+
+def html(table: pd.DataFrame) -> str:
+    """The readable table for a page."""
+    return readable(table).to_html(index=False, border=0, classes="numbers", justify="left")
+
+
+def markdown(table: pd.DataFrame, spread: Spread = "interval") -> str:
+    """The readable table for a README."""
+    return render(_rows(table, spread), markdown=True)
+
+
+def plain(table: pd.DataFrame, spread: Spread = "interval") -> str:
+    """The readable table for a terminal."""
+    return render(_rows(table, spread))
+
+
+def csv(table: pd.DataFrame) -> str:
+    """All digits, for programs."""
+    text: str = table.drop(columns=table.attrs.get("hidden", [])).to_csv(index=False, lineterminator="\n")
+    return text
+
+
+def save(table: pd.DataFrame, stem: Path, title: str = "") -> list[Path]:
+    """Write CSV with all digits, and LaTeX with caption and label."""
+    paths = [stem.with_suffix(".csv"), stem.with_suffix(".tex")]
+    paths[0].write_text(csv(table))
+    caption = caption_of(title, table, "interval") if title else ""
+    paths[1].write_text(latex(table, caption, f"tab:{stem.name}"))
+    return paths
+
+
+def escaped(text: str) -> str:
+    r"""Text as LaTeX takes it.
+
+    >>> escaped("GA (%) ± a_b"), escaped("no\nlines")
+    ('GA (\\%) $\\pm$ a\\_b', 'no lines')
+    """
+    return "".join(SPECIAL.get(character, character) for character in " ".join(text.split()))
+
+
+def cell(name: str, value: Any) -> str:
+    """A number with the digits that its column deserves."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return NOTHING
+    if not isinstance(value, float | np.floating):
+        return contests.shown(value)
+    digits = {"p": ".3g", "p (Holm)": ".3g", "effect": ".2f", "seconds per round": ".3g"}
+    if name in digits:
+        return format(value, digits[name])
+    if name.endswith((" r", " ρ")):
+        return f"{value:.2f}"
+    if "(%)" in name or "points" in name or name.startswith("rounds to"):
+        return f"{value:.1f}"
+    return f"{value:.4g}"
+
+
+def _rows(table: pd.DataFrame, spread: Spread) -> list[dict[str, str]]:
+    texts = _texts(table, spread)
+    return [{text.name: text.cells[row] for text in texts} for row in range(len(table))]
+
+
+def _texts(table: pd.DataFrame, spread: Spread) -> list[Text]:
+    """The columns that a reader sees."""
+    names = [str(name) for name in table if str(name) not in table.attrs.get("hidden", ())]
+    return [_text(table, name, spread) for name in names if not _joins(table, name) and _says_something(table, name)]
+
+
+def _joins(table: pd.DataFrame, name: str) -> bool:
+    """Whether a column is a part of another one's cells."""
+    of = next((name.removesuffix(end) for end in ENDS if name.endswith(end)), name.replace("reached", "rounds to"))
+    return of != name and of in table
+
+
+def _says_something(table: pd.DataFrame, name: str) -> bool:
+    nothing = table[name].eq(QUIET[name]) if name in QUIET else table[name].map(lambda value: value in ("", None))
+    return not nothing.all()
+
+
+def _text(table: pd.DataFrame, name: str, spread: Spread) -> Text:
+    values = table[name]
+    cells = [cell(name, value) for value in values]
+    best = _best(table, name, cells)
+    beside = [_spread(name, row, spread) for row in table.to_dict("records")]
+    numeric = all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in values)
+    arrivals = table.get(name.replace("rounds to", "reached")) if name.startswith("rounds to") else None
+    if arrivals is not None and "n" in table:
+        shares = [(int(reached), int(n)) for reached, n in zip(arrivals, table["n"], strict=True)]
+        beside = [f"{b} ({k}/{n})" if 0 < k < n else b for b, (k, n) in zip(beside, shares, strict=True)]
+        cells = ["never" if k == 0 < n else text for text, (k, n) in zip(cells, shares, strict=True)]
+    return Text(name, [text + more for text, more in zip(cells, beside, strict=True)], numeric, best)
+
+
+def _spread(name: str, row: dict[Any, Any], spread: Spread) -> str:
+    """What stands beside a number; intervals where there is no standard deviation."""
+    value, std, low, high = (row.get(f"{name}{end}", np.nan) for end in ("", " std", " low", " high"))
+    if spread == "none" or not isinstance(value, float) or np.isnan(value):
+        return ""
+    if spread == "std" and not np.isnan(std):
+        return f" ± {cell(name, std)}"
+    n = row.get("n", MIN_FOR_INTERVAL)
+    if np.isnan(low) or n < 2:
+        return ""
+    ends = cell(name, low), cell(name, high)
+    return f" [{ends[0]}, {ends[1]}]" if n >= MIN_FOR_INTERVAL else f" ({ends[0]} to {ends[1]})"
+
+
+def _best(table: pd.DataFrame, name: str, cells: Sequence[str]) -> frozenset[int]:
+    """The rows of the best case under each of the conditions, which stand before the case; equal text is equal."""
+    direction = next((how for start, how in BETTER.items() if name.startswith(start)), None)
+    if direction is None or "case" not in table or len(table) < 2:
+        return frozenset()
+    conditions = [str(c) for c in table][: list(table).index("case")]
+    rows = table.reset_index(drop=True).assign(text=list(cells))
+    rows = rows.loc[~rows["case"].isin(OUTSIDE) & rows[name].notna()]
+    best: list[int] = []
+    for contest in contests.groups(rows, conditions):
+        winner = contest[name].agg(f"idx{direction}")
+        equal = contest.index[contest["text"].eq(contest.loc[winner, "text"])]
+        best += list(equal) if len(contest) > 1 else []
+    return frozenset(best)
+
+
+def _named(table: pd.DataFrame, name: str) -> str:
+    """The column that somebody means."""
+    names = [str(column) for column in table if not _joins(table, str(column))]
+    wanted = {name.lower(), contests.symbol(name).lower()}
+    for column in names:
+        if {column.lower(), column.partition(" (")[0].lower()} & wanted:
+            return column
+    raise no_such("column", name, table[names])
