@@ -14,7 +14,7 @@ from benchmarks.table import Row
 from fl_lightning import experiment
 from fl_lightning.config import RunConfig, configure
 from fl_lightning.experiment import Outputs
-from fl_lightning.federate import federate
+from fl_lightning.loop import federate
 from fl_lightning.probes.accuracy import measure
 from tune.estimate import forecast
 from tune.first_round import share_first_round

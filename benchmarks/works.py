@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from fl_lightning import streams
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.engine import Engine
-from fl_lightning.federate import federate
 from fl_lightning.federation import Federation
+from fl_lightning.loop import federate
 from fl_lightning.method import Method
 from fl_lightning.models.cnn import Cnn
 from fl_lightning.models.mlp import Mlp

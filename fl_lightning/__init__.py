@@ -1,50 +1,12 @@
 """Federated learning on heterogeneous data: FOLA and its rivals on PyTorch Lightning, Ray Tune and MLflow."""
 
+import lazy_loader
+
 from fl_lightning.system import compatibility
 
-# Before anything else imports Lightning, torchvision or MLflow.
+# Before anything imports torchvision, Lightning, MLflow or Ray.
 compatibility.silence_telemetry()
-compatibility.declare_torchvision_operators()
+compatibility.mend_torchvision_when_imported()
 
-from fl_lightning.config import RunConfig, configure  # noqa: E402
-from fl_lightning.data.dataset import Dataset, Source  # noqa: E402
-from fl_lightning.data.partition import Split, partition  # noqa: E402
-from fl_lightning.discovery import discover, find  # noqa: E402
-from fl_lightning.engines.functional import Functional  # noqa: E402
-from fl_lightning.engines.lightning import Lightning  # noqa: E402
-from fl_lightning.errors import Diverged, UserError  # noqa: E402
-from fl_lightning.experiment import run  # noqa: E402
-from fl_lightning.federate import federate  # noqa: E402
-from fl_lightning.federation import Federation  # noqa: E402
-from fl_lightning.method import Method  # noqa: E402
-from fl_lightning.probes.accuracy import measure, score  # noqa: E402
-from fl_lightning.record import RoundRecord  # noqa: E402
-from fl_lightning.runs.folder import Result  # noqa: E402
-from fl_lightning.task import Task, Weights  # noqa: E402
-from fl_lightning.training import Training  # noqa: E402
-
-__all__ = [
-    "Dataset",
-    "Diverged",
-    "Federation",
-    "Functional",
-    "Lightning",
-    "Method",
-    "Result",
-    "RoundRecord",
-    "RunConfig",
-    "Source",
-    "Split",
-    "Task",
-    "Training",
-    "UserError",
-    "Weights",
-    "configure",
-    "discover",
-    "federate",
-    "find",
-    "measure",
-    "partition",
-    "run",
-    "score",
-]
+# The names of `__init__.pyi`, imported when they are asked for: a list of methods need not wait for torch.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,8 +2,10 @@
 
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
 from fl_lightning.errors import UserError, unknown
 from fl_lightning.system import interrupts
@@ -28,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if arguments is None:
         interrupts.install()
+        warnings.formatwarning = _in_one_line
     if not given or given[0] in ("-h", "--help"):
         print(usage())
         return 0 if given else 2
@@ -46,6 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         sys.stderr.close()
         return 0
+
+
+def _in_one_line(message: Warning | str, *_: Any, **__: Any) -> str:
+    """A warning as all of the program speaks: without the place in the source."""
+    return f"fl-lightning: warning: {message}\n"
 
 
 def usage() -> str:

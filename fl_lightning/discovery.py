@@ -1,72 +1,93 @@
 """Finds methods, models, datasets and engines: one public class in one file is enough, no list to keep.
 
 The file's name is the name on the command line: `methods/fola.py` is `--method fola`. Third parties add a folder of
-such files with the environment variable FL_LIGHTNING_PLUGINS (see docs/extending.md).
+such files with the environment variable FL_LIGHTNING_PLUGINS (see docs/extending.md). What is built in is listed from
+its source text, so that a list takes no import of torch, and is imported only when it is asked for.
 """
 
+import ast
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import os
-import pkgutil
 import sys
+import warnings
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
-
-from fl_lightning.data.dataset import Source
-from fl_lightning.engines.engine import Engine
 from fl_lightning.errors import UserError, unknown
-from fl_lightning.method import Method
 
 PLUGINS = "FL_LIGHTNING_PLUGINS"
 PLUGIN_PACKAGE = "fl_lightning_plugins"
 
-# What a user calls it, the folder, the base class.
-KINDS: dict[str, tuple[str, str, type]] = {
-    "methods": ("method", "fl_lightning.methods", Method),
-    "models": ("model", "fl_lightning.models", nn.Module),
-    "data": ("dataset", "fl_lightning.data.sources", Source),
-    "engines": ("engine", "fl_lightning.engines", Engine),
+
+class Kind(NamedTuple):
+    """Something that can be discovered.
+
+    Attributes:
+        word: What a user calls it.
+        package: Where those that are built in live.
+        base: Module and name of the base class.
+    """
+
+    word: str
+    package: str
+    base: tuple[str, str]
+
+
+KINDS = {
+    "methods": Kind("method", "fl_lightning.methods", ("fl_lightning.method", "Method")),
+    "models": Kind("model", "fl_lightning.models", ("torch.nn", "Module")),
+    "data": Kind("dataset", "fl_lightning.data.sources", ("fl_lightning.data.dataset", "Source")),
+    "engines": Kind("engine", "fl_lightning.engines", ("fl_lightning.engines.engine", "Engine")),
 }
 
 
-@cache
+class PluginWarning(UserWarning):
+    """A plug-in that cannot be used, while something else was asked for."""
+
+
+def names(kind: str) -> list[str]:
+    """The names of a kind, sorted; nothing that is built in is imported."""
+    return sorted({*_built_in(kind), *_plugins(kind)})
+
+
+def summaries(kind: str) -> dict[str, str]:
+    """The first line of the docstring of every class of a kind, by name."""
+    built_in = _built_in(kind)
+    plugins = {name: summary(cls) for name, cls in _plugins(kind).items()}
+    return {name: plugins[name] if name in plugins else built_in[name] for name in names(kind)}
+
+
 def discover(kind: str) -> dict[str, type[Any]]:
     """All classes of a kind by name, sorted."""
-    _, folder, base = KINDS[kind]
-    package = importlib.import_module(folder)
-    found = {}
-    for info in pkgutil.iter_modules(package.__path__):
-        if (cls := _class_in(importlib.import_module(f"{package.__name__}.{info.name}"), base)) is not None:
-            found[info.name] = cls
-    for path in _plugin_files():
-        if (cls := _class_in(_import_file(path), base)) is not None:
-            if path.stem in found:
-                raise UserError(f"the plugin {path} has the name of a built-in {KINDS[kind][0]}; rename the file")
-            found[path.stem] = cls
-    return dict(sorted(found.items()))
+    return {name: find(kind, name) for name in names(kind)}
 
 
 def find(kind: str, name: str) -> type[Any]:
     """The class of this name, or an error that names the nearest one."""
-    classes = discover(kind)
-    if name not in classes:
-        raise unknown(KINDS[kind][0], name, classes)
-    return classes[name]
+    for path in _plugin_files():
+        if path.stem == name and (cls := _usable(path, kind)) is not None:
+            return cls
+    if name in _built_in(kind):
+        return _import_built_in(kind, name)
+    raise unknown(KINDS[kind].word, name, names(kind))
 
 
 def name_of(kind: str, value: type[Any]) -> str | None:
     """The name under which a class is found, or None if it is not discovered."""
-    return next((name for name, cls in discover(kind).items() if cls is value), None)
+    package, _, name = value.__module__.rpartition(".")
+    if package == PLUGIN_PACKAGE:
+        return name
+    is_found = package == KINDS[kind].package and name in _built_in(kind) and _import_built_in(kind, name) is value
+    return name if is_found else None
 
 
 def plugin_hash(cls: type[Any]) -> str | None:
-    """A hash of the file that a plugin comes from, so that an edited plugin is a new run; None for what is built in."""
+    """A hash of the file that a plug-in comes from, so that an edited one is a new run; None for what is built in."""
     module = sys.modules[cls.__module__]
     if not module.__name__.startswith(f"{PLUGIN_PACKAGE}.") or module.__file__ is None:
         return None
@@ -78,18 +99,79 @@ def summary(cls: type[Any]) -> str:
     return (inspect.getdoc(cls) or "").partition("\n")[0]
 
 
-def _class_in(module: ModuleType, base: type) -> type[Any] | None:
+@cache
+def _built_in(kind: str) -> dict[str, str]:
+    """The names of what is built in, with the first lines of their docstrings, read from the source."""
+    spec = importlib.util.find_spec(KINDS[kind].package)
+    assert spec is not None
+    folders = [Path(place) for place in spec.submodule_search_locations or ()]
+    found = {}
+    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
+        classes = [node for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.ClassDef)]
+        mine = [node for node in classes if not node.name.startswith("_") and _derives(node, KINDS[kind].base[1])]
+        if mine:
+            found[path.stem] = (ast.get_docstring(mine[-1]) or "").partition("\n")[0]
+    return found
+
+
+@cache
+def _import_built_in(kind: str, name: str) -> type[Any]:
+    cls = _class_in(importlib.import_module(f"{KINDS[kind].package}.{name}"), kind)
+    assert cls is not None
+    return cls
+
+
+def _derives(node: ast.ClassDef, base: str) -> bool:
+    """Whether a class names the base class, as `Method` or as `nn.Module`."""
+    return any(ast.unparse(one).rpartition(".")[2] == base for one in node.bases)
+
+
+@cache
+def _base(kind: str) -> type:
+    module, name = KINDS[kind].base
+    cls: type = getattr(importlib.import_module(module), name)
+    return cls
+
+
+def _class_in(module: ModuleType, kind: str) -> type[Any] | None:
     """The last public subclass that the module itself defines: helpers come first, the thing itself last."""
     classes = [
         value
         for name, value in vars(module).items()
         if inspect.isclass(value)
-        and issubclass(value, base)
+        and issubclass(value, _base(kind))
         and value.__module__ == module.__name__
-        and not inspect.isabstract(value)
         and not name.startswith("_")
     ]
     return classes[-1] if classes else None
+
+
+def _plugins(kind: str) -> dict[str, type[Any]]:
+    """The plug-ins of a kind that can be used; of others one is warned, or a broken file would stop everything."""
+    found = {}
+    for path in _plugin_files():
+        try:
+            cls = _usable(path, kind)
+        except UserError as error:
+            warnings.warn(str(error), PluginWarning, stacklevel=1)  # one place, so that each is shown once
+            continue
+        if cls is not None:
+            found[path.stem] = cls
+    return found
+
+
+def _usable(path: Path, kind: str) -> type[Any] | None:
+    """The class of this kind in a plug-in's file, None if it is about something else."""
+    cls = _class_in(_import_file(path), kind)
+    if cls is None:
+        return None
+    word = KINDS[kind].word
+    if path.stem in _built_in(kind):
+        raise UserError(f"the plug-in {path} has the name of a built-in {word}; rename the file")
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        raise UserError(f"the plug-in {path} is not a complete {word}: {cls.__name__} lacks {missing}; add it")
+    return cls
 
 
 def _plugin_files() -> list[Path]:
@@ -97,7 +179,7 @@ def _plugin_files() -> list[Path]:
     if not folder:
         return []
     if not Path(folder).is_dir():
-        raise UserError(f"{PLUGINS} must name a folder of Python files, got {folder!r}, which is no folder")
+        raise UserError(f"{PLUGINS} must name a folder of Python files, got {folder!r}, which is not a folder")
     return sorted(Path(folder).glob("*.py"))
 
 
@@ -114,5 +196,5 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise UserError(f"the plugin {path} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UserError(f"the plug-in {path} cannot be imported: {type(error).__name__}: {error}") from error
     return module

@@ -15,8 +15,8 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
 from fl_lightning.data.partition import class_counts, held_out, partition, subset_indices
 from fl_lightning.errors import Diverged, UserError
-from fl_lightning.federate import federate
-from fl_lightning.probes import reference, ridge
+from fl_lightning.loop import federate
+from fl_lightning.probes import ridge
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.record import Measurement, RoundRecord, Snapshot
 from fl_lightning.runs import checkpoint
@@ -24,6 +24,7 @@ from fl_lightning.runs.folder import Result, clear, finished, folder_of, locked,
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.recording import Recording, open_recording
 from fl_lightning.runs.resume import saved_rounds
+from fl_lightning.runs.saved import load_reference, saved_weights
 from fl_lightning.task import Task
 
 # Called after every round with the number of the round and what was measured; also, first, for the rounds of an
@@ -70,7 +71,7 @@ def build(config: RunConfig) -> Problem:
         dataset = replace(dataset, test_x=dataset.test_x[measured], test_y=dataset.test_y[measured])
     task = config.model.build(dataset, config.seed, config.compute)
     if config.federation.start is not None:
-        task.load(reference.saved_weights("federation.start", config.federation.start, task)[0])
+        task.load(saved_weights("federation.start", config.federation.start, task)[0])
         task.initial = task.weights()
     return Problem(dataset, clients, holdout, task)
 
@@ -165,7 +166,7 @@ def _records(config: RunConfig, problem: Problem, saved: Snapshot | None) -> Ite
 def _measuring(config: RunConfig, problem: Problem, folder: Path) -> Callable[[RoundRecord], Measurement]:
     """What measures a round, AE, LF and the ridge included if the settings ask for them; refuses what cannot be."""
     ridge.check(config.probe, config.federation, [len(indices) for indices in problem.clients])
-    posterior = reference.load(config.probe, problem.task, problem.dataset, problem.clients)
+    posterior = load_reference(config.probe, problem.task, problem.dataset, problem.clients)
 
     def measured(record: RoundRecord) -> Measurement:
         if record.round in config.probe.ridge_rounds:

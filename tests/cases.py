@@ -11,8 +11,8 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.engine import Engine
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
-from fl_lightning.federate import federate
 from fl_lightning.federation import Federation
+from fl_lightning.loop import federate
 from fl_lightning.method import Method
 from fl_lightning.params import Params, flatten
 from fl_lightning.record import RoundRecord

@@ -81,7 +81,7 @@ def test_an_edited_plugin_is_a_new_run(plugins, out):
 
 def test_a_plugin_does_not_replace_what_is_built_in(plugins):
     (plugins / "median.py").rename(plugins / "fedavg.py")
-    done = fl_lightning("list", "methods", FL_LIGHTNING_PLUGINS=str(plugins))
+    done = fl_lightning("run", "--method", "fedavg", FL_LIGHTNING_PLUGINS=str(plugins))
     assert done.returncode == 2
     assert "has the name of a built-in method" in done.stderr
 
@@ -111,7 +111,7 @@ def test_a_plugin_passes_the_contract_tests(plugins):
 def test_a_broken_plugin_is_named(tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     done = fl_lightning("list", "methods", FL_LIGHTNING_PLUGINS=str(tmp_path))
-    assert done.returncode == 2
+    assert done.returncode == 0
     assert "broken.py cannot be imported: ModuleNotFoundError" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

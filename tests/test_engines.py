@@ -10,7 +10,7 @@ from fl_lightning.engines.client import Client, Observer
 from fl_lightning.engines.functional import AUTO_CHUNK, Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.federate import federate
+from fl_lightning.loop import federate
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.probes.accuracy import score

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from fl_lightning import experiment
 from fl_lightning.config import configure
 from fl_lightning.errors import UserError
-from fl_lightning.federate import federate
+from fl_lightning.loop import federate
 from fl_lightning.probes import ridge
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.runs import checkpoint

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from fl_lightning import discovery
 from fl_lightning.config import configure
 from fl_lightning.experiment import build
-from fl_lightning.federate import federate
+from fl_lightning.loop import federate
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.runs.track import EXPERIMENT, store_uri
 

@@ -134,22 +134,16 @@ def test_natural_clients(call, tmp_path, monkeypatch):
         "        x, y = torch.zeros(60, 2), torch.arange(60) % 3\n"
         "        return Dataset(x, y, x, y, num_classes=3, owners=torch.arange(60) // 12)\n"
     )
-    from fl_lightning import discovery
-
     monkeypatch.setenv("FL_LIGHTNING_PLUGINS", str(tmp_path / "plugins"))
-    discovery.discover.cache_clear()
-    try:
-        flags = ["--data", "letters", "--data.partition", "natural"]
-        assert "use --data.clients 5, or data.partition natural_groups" in call(*flags)[2]
-        shown = json.loads(call(*flags, "--data.clients", 5, "--json")[1])["partitions"][0]
-        assert shown["clients"]["samples"] == [12] * 5
-        groups = json.loads(call(*flags[:3], "natural_groups", "--data.clients", 2, "--json")[1])["partitions"][0]
-        assert sorted(groups["clients"]["samples"]) == [24, 36]
-        assert len(build(configure({"data": "letters", "data.partition": "natural", "data.clients": 5})).clients) == 5
-        error = call("--data", "letters", "--data.feature_skew", "rotation", "--data.skew_strength", 9)[2]
-        assert "rotation needs images" in error
-    finally:
-        discovery.discover.cache_clear()
+    flags = ["--data", "letters", "--data.partition", "natural"]
+    assert "use --data.clients 5, or data.partition natural_groups" in call(*flags)[2]
+    shown = json.loads(call(*flags, "--data.clients", 5, "--json")[1])["partitions"][0]
+    assert shown["clients"]["samples"] == [12] * 5
+    groups = json.loads(call(*flags[:3], "natural_groups", "--data.clients", 2, "--json")[1])["partitions"][0]
+    assert sorted(groups["clients"]["samples"]) == [24, 36]
+    assert len(build(configure({"data": "letters", "data.partition": "natural", "data.clients": 5})).clients) == 5
+    error = call("--data", "letters", "--data.feature_skew", "rotation", "--data.skew_strength", 9)[2]
+    assert "rotation needs images" in error
 
 
 BAD_INPUT = [

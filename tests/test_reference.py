@@ -14,12 +14,12 @@ from fl_lightning.errors import UserError
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.params import flatten
-from fl_lightning.probes import reference
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.probes.settings import Probe
 from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.runs.identity import identity
+from fl_lightning.runs.saved import load_reference
 from tests.cases import ragged
 
 
@@ -36,7 +36,7 @@ def saved(case, method, folder: Path) -> Snapshot:
 
 
 def loaded(case, folder, precision="pooled_hessian"):
-    return reference.load(Probe(str(folder), precision), case.task(), case.dataset, case.clients)
+    return load_reference(Probe(str(folder), precision), case.task(), case.dataset, case.clients)
 
 
 def other_model(params, seed=0):
@@ -150,7 +150,7 @@ def test_references_that_cannot_serve_are_refused(tmp_path):
         Probe(reference_precision="run")
     with pytest.raises(UserError, match="at least 1"):
         Probe(ridge_rounds=(0,))
-    assert reference.load(Probe(), case.task(), case.dataset, case.clients) is None
+    assert load_reference(Probe(), case.task(), case.dataset, case.clients) is None
 
 
 def test_a_run_s_identity_knows_its_reference_by_content(tmp_path):

@@ -7,8 +7,8 @@ from fl_lightning.data.plan import ClientData
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.federate import Server
 from fl_lightning.federation import Federation, draw_cohort, draw_stragglers
+from fl_lightning.loop import Server
 from fl_lightning.methods.data_sharing import DataSharing
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedprox import FedProx

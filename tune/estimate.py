@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fl_lightning import experiment
 from fl_lightning.config import RunConfig
 from fl_lightning.data.partition import class_counts
-from fl_lightning.federate import federate
+from fl_lightning.loop import federate
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.runs import checkpoint, files
 from fl_lightning.runs.identity import identity

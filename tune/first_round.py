@@ -21,8 +21,8 @@ from fl_lightning.config import RunConfig
 from fl_lightning.engines.engine import Fit, mean_loss
 from fl_lightning.errors import UserError
 from fl_lightning.experiment import Outputs, Problem, Progress
-from fl_lightning.federate import Stage, beginning, close_round, plans_of, set_up
 from fl_lightning.federation import draw_cohort
+from fl_lightning.loop import Stage, beginning, close_round, plans_of, set_up
 from fl_lightning.method import Cohort, Context, Local, Method, Step, with_round_lr
 from fl_lightning.params import Params, zip_map
 from fl_lightning.probes.accuracy import score

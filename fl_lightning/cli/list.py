@@ -34,4 +34,4 @@ def _found(kind: str) -> dict[str, str]:
         from tune import study_file
 
         return {name: study_file.describe(name) for name in study_file.names()}
-    return {name: discovery.summary(cls) for name, cls in discovery.discover(kind).items()}
+    return discovery.summaries(kind)

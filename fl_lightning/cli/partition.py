@@ -277,7 +277,7 @@ def _explained(names: Mapping[str, str]) -> str:
     entries = []
     for key, item in configuration.schema_of(names).items():
         if key.startswith("data") or key == "seed":
-            choice = f" One of {', '.join(discovery.discover('data'))}." if key == "data" else ""
+            choice = f" One of {', '.join(discovery.names('data'))}." if key == "data" else ""
             default = item.default if isinstance(item.default, str) else json.dumps(item.default)
             text = fill(f"{item.help}{choice} [{default}]", 110, initial_indent=" " * 8, subsequent_indent=" " * 8)
             entries.append(f"  --{key} {configuration.type_name(item.type)}\n{text}")

@@ -104,7 +104,7 @@ def _entry(flag: str, text: str) -> list[str]:
 def _with_default(key: str, item: Field, names: Mapping[str, str]) -> str:
     text = item.help
     if key in PARTS:
-        text += f" One of {', '.join(discovery.discover(PARTS[key][0]))}."
+        text += f" One of {', '.join(discovery.names(PARTS[key][0]))}."
     default = json.dumps(item.default) if not isinstance(item.default, str) else item.default
     return f"{text} [{default}]"
 

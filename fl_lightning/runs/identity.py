@@ -17,7 +17,7 @@ from typing import Any
 from fl_lightning import discovery
 from fl_lightning.config import RunConfig
 from fl_lightning.data import augment, partition
-from fl_lightning.federate import VERSION as LOOP_VERSION
+from fl_lightning.loop import VERSION as LOOP_VERSION
 from fl_lightning.runs import checkpoint
 
 # Where the data lie says nothing about the result.

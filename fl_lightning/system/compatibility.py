@@ -1,12 +1,31 @@
 """Remedies for the environment, applied once when the package is imported."""
 
 import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-import torch
+# The declarations of operators last as long as their library object.
+_kept_alive: list[Any] = []
 
-_kept_alive: list[torch.library.Library] = []
+
+class _MendTorchvision(MetaPathFinder):
+    """Finds nothing; but when somebody imports torchvision, its operators are declared first."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname == "torchvision":
+            sys.meta_path.remove(self)
+            declare_torchvision_operators()
+
+
+def mend_torchvision_when_imported() -> None:
+    """Declare the operators of torchvision when it is imported: until then, nobody need wait for torch."""
+    if "torchvision" not in sys.modules and not any(isinstance(one, _MendTorchvision) for one in sys.meta_path):
+        sys.meta_path.insert(0, _MendTorchvision())
 
 
 def declare_torchvision_operators() -> None:
@@ -17,6 +36,8 @@ def declare_torchvision_operators() -> None:
     torchvision. We use only datasets and transforms, which need no such operator, so a declaration without an
     implementation is enough. Where the operators do load, nothing is declared.
     """
+    import torch
+
     if _kept_alive or torch.version.cuda is not None or _operators_load():
         return
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -33,6 +54,8 @@ def silence_telemetry() -> None:
 
 
 def _operators_load() -> bool:
+    import torch
+
     found = find_spec("torchvision")
     if found is None or found.origin is None:
         return True  # nothing to mend

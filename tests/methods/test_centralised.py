@@ -5,7 +5,7 @@ import torch
 
 from fl_lightning import experiment, streams
 from fl_lightning.config import configure
-from fl_lightning.federate import federate
+from fl_lightning.loop import federate
 from fl_lightning.probes.accuracy import measure
 
 SETTINGS = {

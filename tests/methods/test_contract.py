@@ -16,7 +16,7 @@ from fl_lightning.config import configure, fields_of
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.federate import federate
+from fl_lightning.loop import federate
 from fl_lightning.params import flatten
 from fl_lightning.penalty import prior_loss
 from tests.cases import equal_bits, final, largest_difference, ragged

@@ -10,7 +10,7 @@ from fl_lightning.data.partition import Split, held_out, partition
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import Diverged, UserError
-from fl_lightning.federate import federate
+from fl_lightning.loop import federate
 from fl_lightning.methods.data_sharing import DataSharing
 from fl_lightning.methods.fedavg import FedAvg
 from tests import references

@@ -11,8 +11,8 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.federate import federate
 from fl_lightning.federation import Federation
+from fl_lightning.loop import federate
 from fl_lightning.method import Context
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedprox import FedProx

@@ -9,7 +9,7 @@ from torch.func import functional_call, jacrev
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.federate import federate
+from fl_lightning.loop import federate
 from fl_lightning.methods.fola import Fola
 from fl_lightning.params import flatten, unflatten
 from fl_lightning.system import memory

@@ -1,0 +1,88 @@
+"""The final model of a saved run, for another run: to start from it, or as the posterior to be measured against."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fl_lightning.curvature import gauss_newton
+from fl_lightning.curvature.form import MATRIX
+from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.plan import SERVER, ClientData
+from fl_lightning.errors import require
+from fl_lightning.gaussian.diagonal import Diagonal
+from fl_lightning.gaussian.form import Gaussian
+from fl_lightning.gaussian.full import Full
+from fl_lightning.params import Params
+from fl_lightning.probes.reference import Pooled, Posterior, Reference
+from fl_lightning.probes.settings import Probe
+from fl_lightning.runs import checkpoint
+from fl_lightning.task import Task, Weights
+
+
+def load_reference(settings: Probe, task: Task, dataset: Dataset, clients: Sequence[Tensor]) -> Reference | None:
+    """The reference that the settings name, or None if they name none.
+
+    Args:
+        settings: Which run, and which precision.
+        task: The model of the run that is to be measured.
+        dataset: Its data.
+        clients: Whose training samples are pooled.
+
+    Raises:
+        UserError: If there is no such run, or it is of another model or data.
+    """
+    if settings.reference is None:
+        return None
+    weights, state = saved_weights("probe.reference", settings.reference, task)
+    if settings.reference_precision == "run":
+        return Posterior(_kept(settings.reference, weights.params, state.get("precision", {})))
+    gauss_newton.require_cross_entropy(task)
+    pooled = torch.cat(list(clients)).sort().values.to(task.device)
+    return Pooled(task, weights, ClientData(SERVER, dataset.to(task.device), pooled, task.dtype))
+
+
+def saved_weights(setting: str, folder: str, task: Task) -> tuple[Weights, dict[str, Params]]:
+    """The final model of a saved run, if it fits the task, and what else its server has kept.
+
+    Args:
+        setting: Whose value the folder is, for the error message.
+        folder: Of the run.
+        task: The model that the weights are for.
+    """
+    saved = checkpoint.read_parts(Path(folder))
+    _check_shapes(setting, folder, saved.params, task.initial.params)
+    _check_shapes(setting, folder, saved.buffers, task.initial.buffers)
+    weights = Weights(_like(saved.params, task.initial.params), _like(saved.buffers, task.initial.buffers))
+    return weights, saved.state
+
+
+def _kept(folder: str, mean: Params, precision: Params) -> Gaussian:
+    require(
+        bool(precision),
+        f"the run in {folder} keeps no precision, because its method has no posterior; use "
+        "--probe.reference_precision pooled_hessian, or a reference whose method has one, such as fola",
+    )
+    device = next(iter(mean.values())).device
+    if MATRIX in precision and MATRIX not in mean:
+        return Full(mean, precision[MATRIX].to(device))
+    return Diagonal(mean, _like(precision, mean))
+
+
+def _check_shapes(setting: str, folder: str, found: Params, expected: Params) -> None:
+    def shapes(params: Params) -> dict[str, list[int]]:
+        return {name: list(value.shape) for name, value in params.items()}
+
+    def in_words(params: Params) -> str:
+        return ", ".join(f"{name} {shape}" for name, shape in shapes(params).items()) or "nothing"
+
+    require(
+        shapes(found) == shapes(expected),
+        f"{setting} {folder} is a run of another model or of data of another shape: expected "
+        f"{in_words(expected)}, got {in_words(found)}; give a run with the same --model and --data",
+    )
+
+
+def _like(values: Params, like: Params) -> Params:
+    return {name: values[name].to(target.device, target.dtype) for name, target in like.items()}
