@@ -60,22 +60,31 @@ def tuned(table: pd.DataFrame, declared: Sequence[str] = ()) -> list[str]:
     return [key for key in varied(table, TUNED) if key not in fixed and (cases[key].nunique(dropna=False) > 1).any()]
 
 
+def setting_numbers(table: pd.DataFrame) -> "pd.Series[int]":
+    """Which runs have the same case, setting and conditions, and differ in the seed alone: equal numbers."""
+    keys = ["case", *conditions(table), *tuned(table)]
+    return table.groupby(keys, dropna=False, sort=False).ngroup()
+
+
 def largest(table: pd.DataFrame, handled: Sequence[str] = (), longest: bool = True) -> tuple[pd.DataFrame, list[str]]:
     """The contests that one picture can show, and in words what it leaves out.
 
-    Conditions that the picture does not show must be the same for all: the value with the most runs.
+    Conditions that the picture does not show must be the same for all: the value with the most runs, of equally many
+    the largest. The rounds of a study that goes on from a first stage are those of its last, however few runs reach it.
 
     Args:
         table: Runs, or rounds of runs.
         handled: Conditions that the picture shows.
-        longest: Whether runs with the most rounds are preferred, however few.
+        longest: Whether the last stage of a study is preferred.
     """
     remarks = []
     for key in conditions(table):
         if key in handled or table[key].nunique(dropna=False) < 2:
             continue
         counts = table.drop_duplicates("run_id")[key].value_counts(dropna=False)
-        value = counts.index.max() if longest and key == "federation.rounds" else counts.index[0]
+        counts = counts.reindex(sorted(counts.index, key=order, reverse=True))
+        last_stage = longest and key == "federation.rounds" and has_stages(table)
+        value = counts.index[0 if last_stage else int(counts.argmax())]
         chosen = table[key].isna() if value is None or value != value else table[key].eq(value)
         others = [shown(other) for other in counts.index if other is not value and other != value]
         left_out = table.loc[~chosen, "run_id"].nunique()
@@ -86,9 +95,17 @@ def largest(table: pd.DataFrame, handled: Sequence[str] = (), longest: bool = Tr
     return table, remarks
 
 
+def has_stages(table: pd.DataFrame) -> bool:
+    """Whether runs with fewer rounds than others are steps of a study on its way, not conditions of their own.
+
+    Runs without a study, and a study that says that it compares numbers of rounds, have no stages.
+    """
+    return bool(table.attrs.get("stages")) and "federation.rounds" not in table.attrs.get("conditions", ())
+
+
 def final_stage(table: pd.DataFrame) -> pd.DataFrame:
     """Without the runs that a study only made to choose the setting which it continued to more rounds."""
-    if "federation.rounds" not in conditions(table):
+    if "federation.rounds" not in conditions(table) or not has_stages(table):
         return table
     others = [key for key in conditions(table) if key != "federation.rounds"]
     rounds = table["federation.rounds"]
@@ -158,7 +175,8 @@ def _best(runs: pd.DataFrame, keys: Sequence[str], settings: Sequence[str], metr
         "tried": len(groups),
         "diverged": diverged,
         "incomplete": incomplete,
-        "means": means,
+        # What diverged was tried as well, and a method that loses settings so has no right to more of the others.
+        "means": [*means, *[0.0] * diverged] if means else [],
         "run_ids": tuple(best["run_id"]),
     }
 
@@ -216,6 +234,17 @@ def shown(value: Any) -> str:
     return str(value)
 
 
+def order(value: Any) -> tuple[bool, float]:
+    """What to sort by: numbers as numbers; everything else stays in the order that it has, after them.
+
+    >>> sorted([12, "b", 6, "a", 15.0, None], key=order)
+    [None, 6, 12, 15.0, 'b', 'a']
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return False, -math.inf
+    return (False, float(value)) if isinstance(value, int | float | np.number) else (True, 0.0)
+
+
 def in_words(settings: Mapping[str, Any]) -> str:
     """Settings in one line; what a method does not have is left out.
 
@@ -230,7 +259,8 @@ def _groups(table: pd.DataFrame, keys: Sequence[str]) -> Iterator[pd.DataFrame]:
         if len(table):
             yield table
         return
-    for _, group in table.groupby(list(keys), dropna=False, sort=False):
+    found = table.groupby(list(keys), dropna=False, sort=False)
+    for _, group in sorted(found, key=lambda item: [order(value) for value in item[0]]):
         yield group
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment
 
 from analysis import style, tables
-from analysis.claims import Checked, origin, overview
+from analysis.claims import VERDICTS, Checked, origin, overview
 from fl_lightning.runs import palette
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ summary { cursor: pointer; color: var({{ faint }}); }
 </ul>
 </nav>
 <main>
-<p class="lead">Runs in <code>{{ place }}</code>, read on {{ date }}. GA is the test accuracy of the server's model, LA the
+<p class="lead">Runs in <code>{{ place }}</code>{% if only %}, only those with {{ only }}{% endif %}, read on {{ date }}. GA is the test accuracy of the server's model, LA the
 mean test accuracy of the clients' models before aggregation, weighted by their data.</p>
 {% for section in sections %}
 <section id="{{ section.key }}">
@@ -106,16 +106,17 @@ mean test accuracy of the clients' models before aggregation, weighted by their 
 {% if claims %}
 <section id="claims">
 <h2>The paper's claims</h2>
-<p class="lead">A claim has several parts, each a comparison of means over seeds: confirmed are those whose parts are all
-true, partly confirmed those of which some are. At a scale other than <code>paper</code> a yes or a no is about fewer
-data, rounds and seeds, or about other data altogether.</p>
+<p class="lead">{{ verdicts }} At a scale other than <code>paper</code> a yes or a no is about fewer data, rounds and
+seeds, or about other data altogether.</p>
 <div class="table prose">{{ overview | safe }}</div>
 {% for one in claims %}
 <article id="claim-{{ loop.index }}">
 <h3>{{ one.claim.title }}</h3>
-<p>{{ one.finding.verdict[0] | upper }}{{ one.finding.verdict[1:] }} ({{ origin(one.part) }}). The paper: {{ one.claim.paper }}</p>
-<ul>{% for text, held in one.finding.held %}<li>{{ "yes" if held else "no" }}: {{ text }}</li>{% endfor %}</ul>
-<div class="table">{{ html(one.finding.table) | safe }}</div>
+<p>{{ one.verdict[0] | upper }}{{ one.verdict[1:] }} ({{ origin(one.part) }}){% if one.finding.why %}: {{ one.finding.why }}{% endif %}. The paper: {{ one.claim.paper }}</p>
+<p class="about">The rule: {{ one.claim.rule }}</p>
+<ul>{% for part in one.finding.held %}<li>{{ part.answer }}: {{ part.text }}</li>{% endfor %}</ul>
+{% if one.finding.table | length %}<div class="table">{{ html(one.finding.table) | safe }}</div>{% endif %}
+
 </article>
 {% endfor %}
 <p class="basis">As Markdown: <a href="claims.md">claims.md</a></p>
@@ -142,7 +143,9 @@ SMALL = """{% macro small(item, commands) %}
 {% endmacro %}"""
 
 
-def render(sections: Sequence["Section"], claims: Sequence[Checked], background: "Item", place: str, date: str) -> str:
+def render(
+    sections: Sequence["Section"], claims: Sequence[Checked], background: "Item", place: str, date: str, only: str = ""
+) -> str:
     """The page.
 
     Args:
@@ -151,6 +154,7 @@ def render(sections: Sequence["Section"], claims: Sequence[Checked], background:
         background: The picture that explains the idea.
         place: Where the runs are.
         date: Of the report.
+        only: What the runs were chosen by, in words.
     """
     environment = Environment(autoescape=True, trim_blocks=True)
     environment.globals |= {"kind": _kind, "html": tables.html, "origin": origin}
@@ -161,6 +165,8 @@ def render(sections: Sequence["Section"], claims: Sequence[Checked], background:
         sections=sections,
         claims=claims,
         overview=tables.html(overview(claims)),
+        verdicts=VERDICTS,
+        only=only,
         background=background,
         place=place,
         date=date,

@@ -1,12 +1,14 @@
 """The store in parts that can be looked at by themselves: every study at every scale, and the runs without a study."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
 from analysis import arrays
+from analysis.columns import narrow
 from analysis.runs import REFERENCE, NoRuns, Place, Runs, Sweep
 
 WITHOUT = "runs without a study"
@@ -73,43 +75,54 @@ class Part:
         return self.varies("method.curvature_form") or bool(len(self.ridges))
 
 
-def parts(store: Place | Runs = None, study: str | None = None, scale: str | None = None) -> Iterator[Part]:
+def parts(
+    store: Place | Runs = None,
+    study: str | None = None,
+    scale: str | None = None,
+    where: Mapping[str, Any] | None = None,
+) -> Iterator[Part]:
     """The parts of a store.
 
     Args:
         store: Folder of runs, database file or MLflow URI, or `Runs`.
         study: Only this one; if the store has no runs of it, one empty part says so.
         scale: Only this one.
+        where: Only runs with these values of columns; a part without any is empty and says so.
 
     Raises:
-        UserError: If there is no store, no run in it, or no such study.
+        UserError: If there is no store, no run in it, or no such study or column.
     """
     runs = store if isinstance(store, Runs) else Runs(store)
     if study is None:
         if not len(runs.table):
             raise NoRuns(f"{runs.store.place} holds no runs yet; make some with `fl-lightning demo`")
+        if where:
+            runs.load(where=where)  # or every part would say for itself that it has no such runs, or no such column
         for name in runs.studies:
-            yield from _of_study(runs, name, None)
-        yield from _without_study(runs)
+            yield from _of_study(runs, name, None, where)
+        yield from _without_study(runs, where)
     elif study in runs.studies:
-        yield from _of_study(runs, study, scale)
+        yield from _of_study(runs, study, scale, where)
     else:
-        yield _part(runs, study, "", "", runs.load(study, absent="empty"))
+        yield _part(runs, study, "", "", runs.load(study, where, absent="empty"))
 
 
-def _of_study(runs: Runs, study: str, scale: str | None) -> Iterator[Part]:
+def _of_study(runs: Runs, study: str, scale: str | None, where: Mapping[str, Any] | None) -> Iterator[Part]:
     for size in runs.studies[study] if scale is None else [scale]:
         title = study if size == "all" else f"{study}, scale {size}"
-        yield _part(runs, title, study, size, runs.load(study, scale=size, absent="empty"))
+        yield _part(runs, title, study, size, runs.load(study, where, scale=size, absent="empty"))
 
 
-def _without_study(runs: Runs) -> Iterator[Part]:
+def _without_study(runs: Runs, where: Mapping[str, Any] | None) -> Iterator[Part]:
     alone = runs.table.loc[runs.table["study"].isna()]
+    for name, value in (where or {}).items():
+        alone = narrow(alone, name, value)
     # Accuracies on different data, or of different models, do not belong into one picture.
     problems = list(alone[["data", "model"]].drop_duplicates().itertuples(index=False))
     for data, model in problems:
         title = f"{WITHOUT}: {data}, {model}" if len(problems) > 1 else WITHOUT
-        yield _part(runs, title, "", "", runs.load(where={"study": None, "data": data, "model": model}))
+        mine = {**(where or {}), "study": None, "data": data, "model": model}
+        yield _part(runs, title, "", "", runs.load(where=mine))
 
 
 def _part(store: Runs, title: str, study: str, scale: str, table: pd.DataFrame) -> Part:

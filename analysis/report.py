@@ -5,18 +5,19 @@ and LaTeX, and the paper's claims that the runs can check as Markdown.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis import arrays, claims, commands, contests, figures, page, style, tables, words
+from analysis import claims, commands, figures, page, style, tables, words
+from analysis.catalogue import CATALOGUE, TABLES, Entry, TableEntry
 from analysis.parts import Part, parts
 from analysis.runs import NoRuns
-from analysis.statistics import MIN_FOR_CORRELATION
 from analysis.style import Picture
 from fl_lightning.errors import UserError
 from fl_lightning.system.atomic import write_atomically
@@ -24,6 +25,8 @@ from fl_lightning.system.atomic import write_atomically
 # Ids of runs that are printed below a figure; all of them are in runs.csv.
 MOST_IDS = 12
 MOST_COMMANDS = 6
+# Begins a sentence about an item that is not there because of a mistake.
+FAILED = "Could not make"
 
 
 class Item(NamedTuple):
@@ -73,147 +76,6 @@ class Section:
     absent: list[str] = field(default_factory=list)
 
 
-class Entry(NamedTuple):
-    """An item of the paper: when it makes sense, and how it is drawn."""
-
-    key: str
-    title: str
-    about: str
-    fits: Callable[[Part], bool]
-    draw: Callable[[Part], Picture]
-
-
-_CURVES = ("curves_by_clients", "curves_by_alpha", "prior_and_product", "online_against_offline", "curvatures")
-CATALOGUE: tuple[Entry, ...] = (
-    Entry(
-        "best_for_alpha_and_clients",
-        "Best GA for each α and N",
-        "The best setting of every method under every condition. Colour is N; FedAvg is solid, FOLA dashed.",
-        lambda m: m.varies("data.alpha") and (m.varies("data.clients") or not m.lasts),
-        lambda m: figures.best_for_alpha_and_clients(m.runs),
-    ),
-    Entry(
-        "best_for_alpha",
-        "Best GA for each α",
-        "The best setting of every method, continued to its last round.",
-        lambda m: m.varies("data.alpha") and m.lasts,
-        lambda m: figures.best_for_alpha(m.runs),
-    ),
-    Entry(
-        "over_hyperparameters",
-        "GA over lr, E and B",
-        "Each with the others at their best. Colour is the method, dash is α.",
-        lambda m: any(m.varies(key) for key in ("training.lr", "training.epochs", "training.batch_size")),
-        lambda m: figures.over_hyperparameters(m.runs),
-    ),
-    Entry(
-        "over_epochs",
-        "GA and LA over E and λ",
-        "The settings are those of the best GA, also in the panel of LA.",
-        lambda m: m.varies("training.epochs") and m.lasts,
-        lambda m: figures.over_epochs(m.runs),
-    ),
-    Entry(
-        "curves_by_clients",
-        "Learning curves by N",
-        "Colour is the method, dash the number of clients.",
-        lambda m: m.lasts and m.varies("data.clients"),
-        lambda m: figures.curves_by_clients(m.rounds),
-    ),
-    Entry(
-        "curves_by_alpha",
-        "Learning curves by α",
-        "Colour is the method, dash the heterogeneity; every method at its best setting.",
-        lambda m: m.lasts and m.varies("data.alpha"),
-        lambda m: figures.curves_by_alpha(m.rounds),
-    ),
-    Entry(
-        "prior_and_product",
-        "Ablation: product and prior loss",
-        "Product of posteriors or plain average; dash is the strength λ of the prior loss, 0 is none.",
-        lambda m: m.lasts and "method.strength" in contests.conditions(m.runs),
-        lambda m: figures.prior_and_product(m.rounds),
-    ),
-    Entry(
-        "online_against_offline",
-        "Ablation: online and offline curvature",
-        "The Fisher taken along the local path, or once at its end.",
-        lambda m: m.lasts and m.varies("method.curvature") and not m.varies("data.clients") and not m.has_curvatures,
-        lambda m: figures.online_against_offline(m.rounds),
-    ),
-    Entry(
-        "learning_curves",
-        "Learning curves",
-        "GA is the accuracy of the server's model, LA the mean accuracy of the clients' models, on the same test set.",
-        lambda m: m.lasts and not any(entry.fits(m) for entry in CATALOGUE if entry.key in _CURVES),
-        lambda m: figures.learning_curves(m.rounds),
-    ),
-    Entry(
-        "curvatures",
-        "GA and LA of the curvatures",
-        "Colour is the form of the curvature, dash how it is evaluated.",
-        lambda m: m.lasts and m.has_curvatures,
-        lambda m: figures.curvatures(m.rounds),
-    ),
-    Entry(
-        "ridge_curves",
-        "Accuracy along the ridge between two clients",
-        "From client 2's model to client 1's, on the ridge of their posteriors or on the straight line.",
-        lambda m: m.has_curvatures,
-        lambda m: figures.ridge_curves(m.ridges),
-    ),
-    Entry(
-        "precision_matrix",
-        "The precision of a client",
-        "What a diagonal leaves out: entries away from the diagonal couple parameters. Scaled to lie between 0 and 1.",
-        lambda m: m.has_curvatures,
-        lambda m: figures.precision_matrix(*arrays.precision_matrix(m.store, m.runs)),
-    ),
-    Entry(
-        "cosine_of_precisions",
-        "How alike the clients' precisions are",
-        "The paper's normalisation decides the answer for full matrices, so both are shown.",
-        lambda m: m.lasts and m.has_curvatures,
-        lambda m: figures.cosine_of_precisions(m.rounds),
-    ),
-    Entry(
-        "errors_behind_accuracies",
-        "GA and AE, LA and LF",
-        "Distances from a reference posterior: AE of the server's model, LF of the clients' models.",
-        lambda m: "AE" in m.runs and bool(m.runs["AE"].notna().any()),
-        lambda m: figures.errors_behind_accuracies(m.runs, m.references),
-    ),
-    Entry(
-        "global_against_local",
-        "GA and LA",
-        "One point per run, under equal conditions; lines are least squares.",
-        lambda m: int(m.runs["ended"].sum()) >= MIN_FOR_CORRELATION,
-        lambda m: figures.global_against_local(m.runs),
-    ),
-    Entry(
-        "against_bytes",
-        "GA over bytes",
-        "What the server and all clients have sent: a method that sends twice as much per round is twice as far right.",
-        lambda m: m.lasts,
-        lambda m: figures.against_bytes(m.rounds),
-    ),
-    Entry(
-        "against_seconds",
-        "GA over seconds",
-        "Time of training and aggregation on the machine that ran them, which may have been busy; the first round "
-        "after a start also loads code and data.",
-        lambda m: m.lasts,
-        lambda m: figures.against_seconds(m.rounds),
-    ),
-    Entry(
-        "partitions",
-        "Who holds which classes",
-        "The partitions of these runs; the ground is no sample, a cross a client without any.",
-        lambda m: True,
-        lambda m: figures.partitions(arrays.partitions(m.runs)),
-    ),
-)
-
 Watch = Callable[[str], None]
 
 
@@ -235,8 +97,9 @@ def write(
     study: str | None = None,
     scale: str | None = None,
     watch: Watch = lambda _: None,
+    where: Mapping[str, Any] | None = None,
 ) -> Written:
-    """Write the report.
+    """Write the report. What cannot be made for a mistake of ours is named on the page, and the rest is written.
 
     Args:
         out: Folder of the report.
@@ -244,13 +107,15 @@ def write(
         study: Only this study; without one all that the store has.
         scale: Of the study.
         watch: Told what is being drawn.
+        where: Only runs with these values of columns, as for `runs.load`.
 
     Raises:
         UserError: If there is nothing to report, or the folder cannot be written.
     """
-    chosen = [part for part in parts(store, study, scale) if len(part.runs) or study]
-    if study is not None and not any(len(part.runs) for part in chosen):
-        raise NoRuns("; ".join(chosen[0].runs.attrs.get("remarks", ())))
+    found = list(parts(store, study, scale, where))
+    chosen = [part for part in found if len(part.runs)]
+    if not chosen:
+        raise NoRuns("; ".join(found[0].runs.attrs.get("remarks", ())))
     try:
         for folder in ("figures", "tables"):
             (out / folder).mkdir(parents=True, exist_ok=True)
@@ -270,9 +135,15 @@ def write(
     checked = list(claims.check(chosen))
     if checked:
         text = "\n\n".join(map(claims.markdown, checked))
-        write_atomically(out / "claims.md", f"# The paper's claims\n\n{text}\n".encode())
-    write_atomically(path, page.render(sections, checked, _background(out), place, date).encode())
-    return Written(path, [sentence for section in sections for sentence in section.summary])
+        write_atomically(out / "claims.md", f"# The paper's claims\n\n{claims.VERDICTS}\n\n{text}\n".encode())
+    only = " and ".join(f"{key} = {_choice(value)}" for key, value in (where or {}).items())
+    write_atomically(path, page.render(sections, checked, _background(out), place, date, only).encode())
+    failed = [f"{FAILED} the claim {one.claim.title!r}: {one.finding.why}" for one in checked if one.finding.failed]
+    return Written(path, [*(sentence for section in sections for sentence in section.summary), *failed])
+
+
+def _choice(value: Any) -> str:
+    return " or ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _section(part: Part, place: str) -> Section:
@@ -288,63 +159,41 @@ def _section(part: Part, place: str) -> Section:
 
 
 def _fill(section: Section, part: Part, out: Path, watch: Watch) -> None:
-    section.summary = words.summary(part.runs, part.rounds, part.thresholds)
+    failed: list[str] = []
+    with _survived("the summary", failed):
+        section.summary = words.summary(part.runs, part.rounds, part.thresholds)
     for entry in CATALOGUE:
-        if not entry.fits(part):
-            continue
-        watch(f"{section.title}: {entry.title}")
-        figure = entry.draw(part)
-        if figure.empty:
-            section.absent.append(f"{entry.title}: {figure.remarks[0]}")
-            continue
-        section.figures.append(_figure(figure, entry, section, part, out))
-    for key, title, about, table in _tables(part):
-        if not len(table):
-            continue
-        files = tables.save(table, out / "tables" / f"{section.key}-{key}", title)
-        basis = _basis(part.runs["run_id"], section)
-        name = f"{section.key}-{key}"
-        section.tables.append(Item(name, title, about, tables.html(table), [], basis, _relative(files, out)))
+        with _survived(entry.title, failed):
+            if entry.fits(part):
+                watch(f"{section.title}: {entry.title}")
+                figure = entry.draw(part)
+                if figure.empty:
+                    section.absent.append(f"{entry.title}: {figure.remarks[0]}")
+                else:
+                    section.figures.append(_figure(figure, entry, section, part, out))
+    for made in TABLES if part.runs["ended"].any() else ():
+        with _survived(made.title, failed):
+            if made.fits(part) and len(table := made.make(part)):
+                section.tables.append(_table(table, made, section, part, out))
+    section.summary += failed
 
 
-def _tables(part: Part) -> Iterator[tuple[str, str, str, pd.DataFrame]]:
-    runs, rounds = part.runs, part.rounds
-    if not runs["ended"].any():
-        return
-    yield (
-        "accuracy",
-        "GA, LA and rounds to thresholds",
-        f"At the best setting of every case. {tables.NOTE}",
-        tables.accuracy_and_rounds(runs, rounds, part.thresholds),
-    )
-    if contests.tuned(runs):
-        yield (
-            "best",
-            "Best settings",
-            "Chosen and reported on the same seeds and test set, so a little too good for every case alike. With "
-            "unequal numbers of settings compare what to expect of the best of equally many.",
-            tables.best_settings(runs),
-        )
-    yield (
-        "paired",
-        "Paired comparison",
-        "Differences of GA on equal seeds and partitions; Wilcoxon's signed-rank test, with Holm's correction for all "
-        "tests of this table; effect: rank-biserial correlation from -1 to 1.",
-        tables.paired_comparison(runs),
-    )
-    yield (
-        "correlations",
-        "Correlations",
-        "Over runs; intervals from resampled runs.",
-        tables.correlations(runs),
-    )
-    yield (
-        "costs",
-        "What a round costs",
-        "Traffic of the server and all clients together; the last GA that each case reaches within the traffic that "
-        "all of them use.",
-        tables.costs(runs, rounds),
-    )
+@contextmanager
+def _survived(title: str, failed: list[str]) -> Iterator[None]:
+    """What goes wrong with one item is told on the page, and does not take the others with it."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        failed.append(f"{FAILED} {title}: {kind}{reason}")
+
+
+def _table(table: pd.DataFrame, entry: TableEntry, section: Section, part: Part, out: Path) -> Item:
+    name = f"{section.key}-{entry.key}"
+    files = tables.save(table, out / "tables" / name, entry.title)
+    basis = _basis(part.runs["run_id"], section)
+    return Item(name, entry.title, entry.about, tables.html(table), [], basis, _relative(files, out))
 
 
 def _figure(figure: Picture, entry: Entry, section: Section, part: Part, out: Path) -> Item:

@@ -216,6 +216,7 @@ class Runs:
         if study is not None and (sweep := self.sweep(study, str(table["scale"].iloc[0]))):
             table.attrs["conditions"] = list(sweep.content.get("environments") or ())
             table.attrs["spaces"] = {DISPLAY.get(case, case): tried for case, tried in spaces(sweep.content).items()}
+            table.attrs["stages"] = True
         return table
 
     def rounds(self, table: pd.DataFrame, metrics: Collection[str] | None = None) -> pd.DataFrame:
@@ -279,7 +280,8 @@ class Runs:
             outdated |= set(begun) - latest.keys() - self._references
         table = table.loc[~table["run_id"].isin(outdated)]
         chosen = table.loc[table["run_id"].isin(tagged) | table["run_id"].isin(cases)].copy()
-        chosen["case"] = chosen["run_id"].map(cases).fillna(chosen["case"]).map(lambda case: DISPLAY.get(case, case))
+        labels = [cases.get(run_id, own) for run_id, own in zip(chosen["run_id"], chosen["case"], strict=True)]
+        chosen["case"] = [DISPLAY.get(label, label) for label in labels]
         chosen["study"], chosen["scale"] = study, scale
         if any(sweep.content.get("stop") for sweep in sweeps):
             chosen["ended"] |= chosen["status"].eq("stopped")

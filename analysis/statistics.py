@@ -9,14 +9,15 @@ Whatever is too little for a number gives a remark instead. All resampling is ke
 - Paired comparison on equal seeds: Wilcoxon's signed-rank test, exact for n <= 14, and the matched-pairs rank-biserial
   correlation (W+ - W-) / (W+ + W-) (Kerby 2014) as effect size: 1 if every difference is positive, -1 if every is
   negative.
-- Correlations: Pearson's r and Spearman's rho with bootstrap percentiles over points, or over whole clusters of them.
+- Correlations: Pearson's r and Spearman's rho with bootstrap percentiles over points, or over whole clusters of them,
+  such as the seeds of one setting. Those of Pearson's r are widened for few clusters as those of a mean are. Ranks are
+  taken anew in every resample; the ties in it widen the interval of rho by themselves.
 - Best of a grid on an equal budget: a method with more settings finds a better one by chance. The expected best of k
   settings drawn without replacement from the K that were tried (Dodge et al., *Show Your Work*, EMNLP 2019) compares
   all methods at the k that each of them has.
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -91,9 +92,18 @@ class Paired(NamedTuple):
 
 
 class Correlation(NamedTuple):
-    """Pearson's r and Spearman's rho, each with the ends of its interval; None where a remark stands instead."""
+    """Pearson's r and Spearman's rho.
+
+    Attributes:
+        n: Points.
+        clusters: How many of them are independent of each other.
+        pearson: With the ends of its interval, NaN if there are too few clusters; None where a remark stands instead.
+        spearman: Likewise.
+        remark: Why there is no number, or no interval; empty if there are both.
+    """
 
     n: int
+    clusters: int
     pearson: Interval | None
     spearman: Interval | None
     remark: str = ""
@@ -124,7 +134,7 @@ def mean_band(values: Array, level: float = LEVEL) -> Band:
     if n < MIN_FOR_INTERVAL:
         words = "a single run" if n == 1 else f"range of {n} runs: too few for an interval"
         return Band(mean, values.min(0), values.max(0), n, words)
-    tail = float(stats.norm.cdf(-math.sqrt(n / (n - 1)) * stats.t.ppf((1 + level) / 2, n - 1)))
+    tail = _tail(n, level)
     means = _resample(n) @ values / n
     low, high = np.quantile(means, [tail, 1 - tail], axis=0)
     return Band(mean, low, high, n)
@@ -154,33 +164,34 @@ def paired(first: ArrayLike, second: ArrayLike, level: float = LEVEL) -> Paired:
     return Paired(n, ahead, ties, difference, p, effect)
 
 
-def correlation(x: ArrayLike, y: ArrayLike, clusters: Sequence[Any] | None = None, level: float = LEVEL) -> Correlation:
+def correlation(x: ArrayLike, y: ArrayLike, clusters: ArrayLike | None = None, level: float = LEVEL) -> Correlation:
     """Pearson and Spearman of two columns.
 
     Args:
         x: The first column; points with a missing value do not count.
         y: The second column.
-        clusters: What belongs together, such as the seed of every point; whole clusters are then resampled.
+        clusters: What belongs together, such as the setting of every point, tried with several seeds; whole clusters
+            are then resampled.
         level: Of confidence.
     """
     first, second = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     known = np.isfinite(first) & np.isfinite(second)
     first, second = first[known], second[known]
     n = len(first)
-    if n < MIN_FOR_CORRELATION:
-        return Correlation(n, None, None, f"n = {n} points are too few for a correlation")
-    if np.ptp(first) == 0 or np.ptp(second) == 0:
-        return Correlation(n, None, None, "one of the two does not vary")
     labels = np.arange(n) if clusters is None else np.unique(np.asarray(clusters)[known], return_inverse=True)[1]
-    groups = int(labels.max()) + 1
-    ranks = (stats.rankdata(first), stats.rankdata(second))
+    groups = len(np.unique(labels))
+    if n < MIN_FOR_CORRELATION:
+        return Correlation(n, groups, None, None, f"n = {n} points are too few for a correlation")
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
+        return Correlation(n, groups, None, None, "one of the two does not vary")
+    pearson, spearman = _pearson(first, second), _pearson(stats.rankdata(first), stats.rankdata(second))
     if groups < MIN_FOR_INTERVAL:
-        words = f"{groups} clusters are too few for an interval"
-        pearson, spearman = (_bare(_pearson(*pair), n, words) for pair in ((first, second), ranks))
-        return Correlation(n, pearson, spearman, words)
+        words = f"{groups} settings are too few for an interval" if clusters is not None else "too few for an interval"
+        return Correlation(n, groups, _bare(pearson, n, words), _bare(spearman, n, words), words)
     weights = _resample(groups, RESAMPLES // 5)[:, labels]
-    # Ranks of the whole sample stand for ranks within each resample: a tenth of the time, and the same to 0.01.
-    return Correlation(n, _weighted(first, second, weights, level), _weighted(*ranks, weights, level))
+    ends = _ends(_weighted(first, second, weights), _tail(groups, level))
+    ends_of_ranks = _ends(_weighted(_ranks(first, weights), _ranks(second, weights), weights), (1 - level) / 2)
+    return Correlation(n, groups, Interval(pearson, *ends, n), Interval(spearman, *ends_of_ranks, n))
 
 
 def expected_best(values: Sequence[float], budget: int) -> float:
@@ -210,12 +221,35 @@ def _bare(value: float, n: int, remark: str) -> Interval:
     return Interval(value, math.nan, math.nan, n, remark)
 
 
-def _weighted(x: Array, y: Array, weights: Array, level: float) -> Interval:
-    """Pearson's r of all bootstrap samples at once, each given by how often it has every point."""
+def _tail(n: int, level: float) -> float:
+    """The percentile that makes up for the narrowness of the bootstrap at small n."""
+    return float(stats.norm.cdf(-math.sqrt(n / (n - 1)) * stats.t.ppf((1 + level) / 2, n - 1)))
+
+
+def _ranks(values: Array, weights: Array) -> Array:
+    """The rank of every point within every bootstrap sample, up to a constant; equal values share their mean rank."""
+    distinct, place = np.unique(values, return_inverse=True)
+    order = np.argsort(place, kind="stable")
+    drawn = np.add.reduceat(weights[:, order], np.searchsorted(place[order], np.arange(len(distinct))), axis=1)
+    return np.asarray((drawn.cumsum(1) - drawn / 2)[:, place])
+
+
+def _weighted(x: Array, y: Array, weights: Array) -> Array:
+    """Pearson's r of all bootstrap samples at once, each given by how often it has every point.
+
+    Args:
+        x: One row for all samples, or one for each.
+        y: Likewise.
+        weights: One row per sample.
+    """
     totals = weights.sum(1, keepdims=True)
-    dx, dy = x - weights @ x[:, None] / totals, y - weights @ y[:, None] / totals
-    with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a sample of one point alone has no correlation
-        values = (weights * dx * dy).sum(1) / np.sqrt((weights * dx**2).sum(1) * (weights * dy**2).sum(1))
-        low, high = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(_pearson(x, y), float(low), float(high), len(x))
+    dx, dy = (v - (weights * v).sum(1, keepdims=True) / totals for v in (x, y))
+    with np.errstate(invalid="ignore", divide="ignore"):  # a sample of one point alone has no correlation
+        found = (weights * dx * dy).sum(1) / np.sqrt((weights * dx**2).sum(1) * (weights * dy**2).sum(1))
+    return np.asarray(found)
+
+
+def _ends(values: Array, tail: float) -> tuple[float, float]:
+    values = values[np.isfinite(values)]
+    low, high = np.quantile(values, [tail, 1 - tail]) if len(values) else (math.nan, math.nan)
+    return float(low), float(high)

@@ -145,7 +145,11 @@ def _by_case(runs: pd.DataFrame, x: "pd.Series[float]", y: "pd.Series[float]") -
     groups = {str(case): mine.index for case, mine in runs.groupby("case", sort=False)}
     enough = {case: index for case, index in groups.items() if len(index) >= MIN_FOR_CORRELATION and len(groups) > 1}
     enough["all" if len(groups) > 1 else next(iter(groups))] = runs.index
-    return [{"case": case, **correlated(correlation(x.loc[index], y.loc[index]))} for case, index in enough.items()]
+    settings = contests.setting_numbers(runs)
+    return [
+        {"case": case, **correlated(correlation(x.loc[index], y.loc[index], settings.loc[index]))}
+        for case, index in enough.items()
+    ]
 
 
 def costs(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
@@ -247,10 +251,11 @@ def _holm(p: "pd.Series[float]") -> "pd.Series[float]":
 
 
 def correlated(found: Correlation) -> dict[str, Any]:
-    """Both correlations and their intervals, with the number of points."""
+    """Both correlations and their intervals, with the numbers of points and of settings behind them."""
     nothing = Interval(np.nan, np.nan, np.nan, found.n)
     return {
         "n": found.n,
+        "settings": found.clusters,
         **columns("Pearson r", found.pearson or nothing),
         **columns("Spearman ρ", found.spearman or nothing),
         "remark": found.remark,

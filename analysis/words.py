@@ -171,9 +171,10 @@ def _correlation(runs: pd.DataFrame) -> list[str]:
         where = f" at {', '.join(f'{key} = {contests.shown(row[key])}' for key in known)}" if known else ""
         low, high = row["Spearman ρ low"], row["Spearman ρ high"]
         verdict = "" if low > 0 or high < 0 else ", zero included"
+        sure = f"95 % interval {low:.2f} to {high:.2f}{verdict}" if low == low else row["remark"]
         sentences.append(
-            f"{row['of']} and {row['with']} have Spearman's ρ = {row['Spearman ρ']:.2f} over {row['n']} runs{where} "
-            f"(95 % interval {low:.2f} to {high:.2f}{verdict})."
+            f"{row['of']} and {row['with']} have Spearman's ρ = {row['Spearman ρ']:.2f} over {row['n']} runs of "
+            f"{row['settings']} settings{where} ({sure})."
         )
     return sentences[:4]
 

@@ -1,5 +1,8 @@
 """Several methods on the same problem: runs them one after the other and puts their results side by side."""
 
+import hashlib
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -7,9 +10,10 @@ from typing import Any, NamedTuple
 
 from fl_lightning.config import RunConfig, configure
 from fl_lightning.errors import require
-from fl_lightning.experiment import check, run
+from fl_lightning.experiment import Outputs, check, finish, rounds
 from fl_lightning.record import Measurement
 from fl_lightning.runs.folder import Result
+from fl_lightning.runs.recording import adopt
 
 
 class Outcome(NamedTuple):
@@ -51,8 +55,19 @@ def compare(
     out: Path,
     announce: Announce,
     fresh: bool = False,
+    name: str = "",
 ) -> list[Outcome]:
-    """Run every variant at every seed. All settings are checked before the first run starts."""
+    """Run every variant at every seed. All settings are checked before the first run starts.
+
+    Args:
+        settings: Of all runs alike.
+        variants: Methods with options, as `variant_settings` reads them.
+        seeds: Of every variant.
+        out: Folder of all runs.
+        announce: Asked before each run for who watches its rounds.
+        fresh: Compute again what an earlier process has computed.
+        name: Of the comparison: its runs are tagged as those of a study of this name; by default `name_of`.
+    """
     for kind, names in (("method", list(map(label_of, variants))), ("seed", list(map(str, seeds)))):
         twice = [name for name in names if names.count(name) > 1]
         remedy = "give each a label of its own, as label:name+option=value" if kind == "method" else "name it once"
@@ -65,10 +80,26 @@ def compare(
     for _, seed, config in configs:
         if seed == seeds[0]:
             check(config)
-    return [
-        Outcome(label_of(variant), seed, run(config, out, fresh, announce(config, label_of(variant))), config)
-        for variant, seed, config in configs
-    ]
+    name = name or name_of(settings, variants)
+    outcomes = []
+    for variant, seed, config in configs:
+        label = label_of(variant)
+        tags = {"study": name, f"study.{name}": "all", "case": label}
+        result = finish(rounds(config, out, fresh, Outputs(tags)), announce(config, label))
+        adopt(config, out, result, tags)  # a run that was there before
+        outcomes.append(Outcome(label, seed, result, config))
+    return outcomes
+
+
+def name_of(settings: Mapping[str, Any], variants: Sequence[str]) -> str:
+    """A name for a comparison that is the same for the same methods and settings, whatever the seeds.
+
+    >>> name_of({"data.alpha": 0.01}, ["fedavg", "no prior:fola+strength=0"])
+    'fedavg-no_prior-c547'
+    """
+    labels = "-".join(re.sub(r"[^A-Za-z0-9_.=+]+", "_", label_of(variant)) for variant in variants)
+    what = json.dumps([dict(settings), *variants], sort_keys=True, default=str)
+    return f"{labels}-{hashlib.sha256(what.encode()).hexdigest()[:4]}"
 
 
 def rounds_to(history: Sequence[Measurement], threshold: float) -> int | None:

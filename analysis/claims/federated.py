@@ -1,198 +1,217 @@
 """What the paper says about FOLA and its rivals on MNIST and CIFAR-10."""
 
-from collections.abc import Mapping, Sequence
+import operator
 from itertools import pairwise
 from typing import Any
 
 import pandas as pd
 
 from analysis import contests, tables
-from analysis.claims.claim import A_FEW, SAME, Finding, falls
+from analysis.claims.claim import Finding, Mean, Statement, alike, compared, joined, need, unknown, written
+from analysis.claims.means import best_means, need_cases, need_only, where_words
 from analysis.parts import Part
 from analysis.statistics import mean_interval
 
-OFFLINE = "offline"
 ENVIRONMENT = ["data.alpha", "data.clients"]
+# Dirichlet(1) makes all mixtures of classes equally likely; below it clients lack classes.
+LARGE_ALPHA = 1.0
+# A direction is there if so many steps follow it.
+MOSTLY = 0.8
 
 
 def first_round(part: Part) -> Finding:
     """Best of grid in round 1: FOLA against FedAvg for every alpha and N."""
-    table = tables.paired_comparison(part.runs, "FOLA", "FedAvg")
-    for symbol, key in (("α", "data.alpha"), ("N", "data.clients")):
-        if symbol not in table:  # the same for all runs
-            table[symbol] = part.runs[key].iloc[0]
-    best = contests.best_of_grid(part.runs, keys=ENVIRONMENT).pivot_table(
-        index=ENVIRONMENT, columns="case", values="mean"
+    need_cases(part.runs, "FOLA", "FedAvg")
+    need_only(part.runs, ENVIRONMENT)
+    alphas = sorted(part.runs["data.alpha"].dropna().unique())
+    need(
+        len(alphas) and alphas[0] < LARGE_ALPHA <= alphas[-1],
+        f"the rule needs a small and a large α, below {LARGE_ALPHA:g} and not below; there is only "
+        f"α = {', '.join(map(contests.shown, alphas)) or '-'}",
     )
-    each = table.loc[table["α"].ne("all")].set_index(["α", "N"]).sort_index()
-    shown = pd.DataFrame(
-        {
-            "FedAvg GA (%)": 100 * best["FedAvg"],
-            "FOLA GA (%)": 100 * best["FOLA"],
-            "difference (points)": each["difference (points)"].astype(float),
-            "seeds ahead": each["ahead"].astype(int),
-            "n": each["n"].astype(int),
-        }
-    )
-    shown.index.names = ["α", "N"]
-    alphas = sorted(set(each.index.get_level_values("α")))
-    low = each.loc[alphas[0]]
-    ahead = int((low["difference (points)"] > 0).sum())
-    gaps = [float(each.loc[alpha]["difference (points)"].mean()) for alpha in (alphas[0], alphas[-1])]
+    means = best_means(contests.best_of_grid(part.runs, keys=ENVIRONMENT), ENVIRONMENT)
+    pairs: dict[float, list[tuple[Mean, Mean]]] = {}
+    rows = []
+    for alpha, clients in sorted({place for place, _ in means}):
+        fola, fedavg = (means.get(((alpha, clients), case), Mean()) for case in ("FOLA", "FedAvg"))
+        pairs.setdefault(alpha, []).append((fola, fedavg))
+        row = {"α": alpha, "N": clients, "FedAvg GA (%)": fedavg.value, "FOLA GA (%)": fola.value}
+        rows.append({**row, "difference (points)": fola.value - fedavg.value, "n": min(fola.ended, fedavg.ended)})
+    small = [compared("", fola, fedavg, operator.gt) for fola, fedavg in pairs[alphas[0]]]
+    ahead = sum(bool(one.true) for one in small)
+    text = f"at α = {alphas[0]:g} FOLA is ahead for {ahead} of {len(small)} numbers of clients"
     return Finding(
-        shown.reset_index(),
+        pd.DataFrame(rows),
         [
-            (
-                f"at α = {alphas[0]:g} FOLA is ahead for {ahead} of {len(low)} numbers of clients, on average by "
-                f"{gaps[0]:+.1f} points",
-                ahead == len(low),
-            ),
-            (
-                f"at α = {alphas[-1]:g} the two are alike: {gaps[1]:+.1f} points on average",
-                abs(gaps[1]) < SAME,
-            ),
+            joined(text, small),
+            alike(f"at α = {alphas[-1]:g} the two are alike: {{gap}} apart on average", pairs[alphas[-1]]),
         ],
     )
 
 
 def environment(part: Part) -> Finding:
     """Best of grid in round 1: GA rises with alpha and falls with N."""
+    need_only(part.runs, ENVIRONMENT)
     best = contests.best_of_grid(part.runs, keys=ENVIRONMENT)
+    best = best.loc[best["n"].gt(0) & best["diverged_seeds"].eq(0)]
+    need(len(best), "under no condition has a setting ended with all its seeds")
     grid = 100 * best.pivot_table(index=["case", "data.clients"], columns="data.alpha", values="mean")
-    by_alpha = [b > a for row in grid.to_numpy() for a, b in pairwise(row)]
+    by_alpha = [b > a for row in grid.to_numpy() for a, b in pairwise(row) if a == a and b == b]
     over_clients = [grid.loc[case].to_numpy().T for case in grid.index.get_level_values("case").unique()]
-    by_clients = [b < a for rows in over_clients for row in rows for a, b in pairwise(row)]
+    by_clients = [b < a for rows in over_clients for row in rows for a, b in pairwise(row) if a == a and b == b]
+    seeds = int(best["n"].min())
     shown = grid.rename(columns=lambda alpha: f"GA (%), α = {alpha:g}").reset_index()
     return Finding(
         shown.rename(columns={"data.clients": "N"}),
         [
-            (f"GA {what} in {sum(steps)} of {len(steps)} steps", _mostly(steps))
-            for what, steps in (("rises with α", by_alpha), ("falls as N grows", by_clients))
+            Statement(f"{what} in {sum(steps)} of {len(steps)} steps", sum(steps) >= MOSTLY * len(steps), seeds)
             if steps
+            else unknown(what, f"there is one {symbol} only", seeds)
+            for what, symbol, steps in (("GA rises with α", "α", by_alpha), ("GA falls as N grows", "N", by_clients))
         ],
     )
 
 
 def convergence(part: Part) -> Finding:
-    """FOLA reaches thresholds before FedAvg, and ends higher."""
+    """FOLA reaches thresholds before FedAvg, and ends higher than all others."""
+    need_cases(part.runs, "FOLA", "FedAvg")
+    need(part.lasts, "one round shows no convergence")
     table = tables.accuracy_and_rounds(part.runs, part.rounds, part.thresholds)
-    keys = [contests.symbol(key) for key in contests.conditions(part.runs)]
-    held = []
-    for condition in contests.groups(table, keys):
-        fola, fedavg = (condition.loc[condition["case"].eq(case)].iloc[0] for case in ("FOLA", "FedAvg"))
-        where = "".join(f"{key} = {contests.shown(fola[key])}: " for key in keys)
-        for threshold in part.thresholds:
-            level, reached = f"{threshold:.0%}", f"reached {threshold:.0%}"
-            sooner = (fola[reached], -fola[f"rounds to {level}"]) > (fedavg[reached], -fedavg[f"rounds to {level}"])
-            rounds = [_arrival(row, level) for row in (fola, fedavg)]
-            if fola[reached] or fedavg[reached]:
-                held.append((f"{where}{level} GA by FOLA {rounds[0]}, by FedAvg {rounds[1]}", bool(sooner)))
-        others = condition.loc[~condition["case"].str.startswith("FOLA")]
-        best = others.sort_values("GA (%)").iloc[-1]
-        difference = fola["GA (%)"] - best["GA (%)"]
-        held.append(
-            (f"{where}final GA {difference:+.1f} points against the best other method ({best['case']})", difference > 0)
-        )
+    keys = contests.conditions(part.runs)
+    held: list[Statement] = []
+    for condition in contests.groups(table, list(map(contests.symbol, keys))):
+        rows = {str(row["case"]): row for _, row in condition.iterrows()}
+        place = where_words({key: condition[contests.symbol(key)].iloc[0] for key in keys})
+        ends = {case: Mean(row["GA (%)"], row["n"], row["diverged seeds"]) for case, row in rows.items()}
+        fola, fedavg = (ends.get(case, Mean()) for case in ("FOLA", "FedAvg"))
+        for level in (f"{threshold:.0%}" for threshold in part.thresholds):
+            arrivals = [_arrival(rows.get(case), level) for case in ("FOLA", "FedAvg")]
+            if any(arrivals):
+                sooner = _order(rows.get("FOLA"), level) > _order(rows.get("FedAvg"), level)
+                words = [words or "never" for words in arrivals]
+                text = f"{place}{level} GA by FOLA {words[0]}, by FedAvg {words[1]}"
+                held.append(compared(text, fola, fedavg, lambda *_, sooner=sooner: sooner))
+        others = {case: mean for case, mean in ends.items() if not case.startswith("FOLA") and mean.seeds}
+        if not others:
+            held.append(unknown(f"{place}final GA", "no other method has ended"))
+            continue
+        best = max(others, key=lambda case: (not others[case].diverged, others[case].value))
+        difference = written(fola.value - others[best].value, "+.1f")
+        text = f"{place}final GA {difference} points against the best other method ({best})"
+        held.append(compared(text, fola, others[best], operator.gt))
     return Finding(table, held)
 
 
 def every_alpha(part: Part) -> Finding:
-    """FOLA against the best other method for every alpha, at the best settings."""
-    runs = contests.final_stage(part.runs)
-    best = contests.best_of_grid(runs)
-    table = 100 * best.pivot_table(index="case", columns="data.alpha", values="mean", sort=False)
-    held = []
-    for alpha in table:
-        others = table[alpha].drop("FOLA")
-        difference = table[alpha]["FOLA"] - others.max()
-        held.append((f"α = {alpha:g}: {difference:+.1f} points over {others.idxmax()}", bool(difference > 0)))
-    n = best.groupby("case", sort=False)["n"].max()
-    shown = table.rename(columns=lambda alpha: f"GA (%), α = {alpha:g}").assign(n=n)
-    return Finding(shown.reset_index(), held)
+    """FOLA against the best other method for every alpha, at the best of equally many settings."""
+    keys = ["data.alpha"]
+    need_cases(part.runs, "FOLA")
+    need_only(part.runs, [*keys, "federation.rounds"])
+    rounds = part.runs["federation.rounds"]
+    first_stage = part.runs.loc[rounds.eq(rounds.groupby(part.runs["data.alpha"]).transform("min"))]
+    tried = contests.best_of_grid(first_stage, keys=keys)
+    # What a case owes to having tried more settings than others, where all of them were run.
+    luck = {(row["data.alpha"], row["case"]): 100 * (row["mean"] - row["expected"]) for _, row in tried.iterrows()}
+    means = best_means(contests.best_of_grid(contests.final_stage(part.runs), keys=keys), keys)
+    rows, held = [], []
+    for alpha in sorted({place[0] for place, _ in means}):
+        even = {}
+        for case in dict.fromkeys(part.runs["case"]):
+            final = means.get(((alpha,), case), Mean())
+            even[case] = final._replace(value=final.value - luck.get((alpha, case), 0.0))
+            row = {"α": alpha, "case": case, "GA (%)": final.value, "at equal budgets (%)": even[case].value}
+            rows.append({**row, "settings tried": _tried(tried, alpha, case), "n": final.ended})
+        others = {case: mean for case, mean in even.items() if case != "FOLA" and mean.ended}
+        if not others:
+            held.append(unknown(f"α = {alpha:g}", "no other method has ended"))
+            continue
+        best = max(others, key=lambda case: (not others[case].diverged, others[case].value))
+        difference = written(even["FOLA"].value - others[best].value, "+.1f")
+        text = f"α = {alpha:g}: {difference} points over {best} at equal budgets"
+        held.append(compared(text, even["FOLA"], others[best], operator.gt))
+    return Finding(pd.DataFrame(rows), held)
 
 
 def ga_and_la(part: Part) -> Finding:
     """LA and GA over all settings under equal conditions."""
     table = tables.correlations(part.runs)
+    need(len(table), "no run has ended")
     table = table.loc[table["with"].eq("LA")]
-    row = table.loc[table["case"].eq("all")].iloc[0]
-    low, high = row["Spearman ρ low"], row["Spearman ρ high"]
-    text = f"Spearman's ρ = {row['Spearman ρ']:.2f} over {row['n']} runs, interval {low:.2f} to {high:.2f}"
-    return Finding(table.drop(columns=["remark"]), [(f"{text}: positive", row["Spearman ρ"] > 0 and low > 0)])
-
-
-def steadiness(part: Part) -> Finding:
-    """How far GA falls from round to round after the first few: online and offline."""
-    runs = part.runs.assign(
-        falls=part.runs["run_id"].map(falls(part.rounds)),
-        late_falls=part.runs["run_id"].map(falls(part.rounds, A_FEW)),
-    )
-    keys = contests.conditions(runs)
-    rows, held = [], []
-    for condition in contests.groups(runs, keys):
-        where = {contests.symbol(key): condition[key].iloc[0] for key in keys}
-        late = {}
-        for case, mine in condition.groupby("case", sort=False):
-            ended = mine.loc[mine["ended"]]
-            late[str(case)] = float(ended["late_falls"].mean())
-            rows.append(
-                {
-                    **where,
-                    "case": case,
-                    **tables.columns("falls of GA (points)", mean_interval(ended["falls"])),
-                    **tables.columns(f"after round {A_FEW} (points)", mean_interval(ended["late_falls"])),
-                    **tables.columns("final GA (%)", mean_interval(100 * ended["GA"])),
-                    "n": len(ended),
-                    "diverged seeds": int(mine["status"].eq("diverged").sum()),
-                }
-            )
-        online, offline = _pair(late)
-        place = "".join(f"{key} = {contests.shown(value)}: " for key, value in where.items())
-        text = f"{place}after round {A_FEW} falls of GA add up to {online:.1f} points online, {offline:.1f} offline"
-        held.append((text, online < offline))
-    return Finding(pd.DataFrame(rows), held if part.rounds["round"].max() > A_FEW else [])
+    single = part.runs.loc[part.runs["ended"], "case"].nunique() == 1
+    keys = [symbol for key in contests.conditions(part.runs) if (symbol := contests.symbol(key)) in table]
+    held = []
+    seeds = part.runs.loc[part.runs["ended"], "seed"].nunique()
+    for _, row in table.loc[table["case"].eq("all") | single].iterrows():
+        place = "".join(f"{key} = {contests.shown(row[key])}: " for key in keys)
+        low, high, rho = row["Spearman ρ low"], row["Spearman ρ high"], row["Spearman ρ"]
+        text = f"{place}Spearman's ρ over {row['n']} runs of {row['settings']} settings is positive"
+        if low == low:
+            held.append(Statement(f"{text}: {rho:.2f}, interval {low:.2f} to {high:.2f}", rho > 0 and low > 0, seeds))
+        else:
+            held.append(unknown(text, row["remark"], seeds))
+    return Finding(table.drop(columns=["remark"]), held)
 
 
 def prior_and_product(part: Part) -> Finding:
-    """Product and prior together against either alone."""
-    runs = part.runs.loc[part.runs["ended"]]
+    """Product and prior together against either alone; the strength is chosen on other seeds than it is judged on."""
+    runs = part.runs.loc[part.runs["ended"] | part.runs["status"].eq("diverged")]
+    need_cases(runs, "product", "average")
+    need_only(runs, ["method.strength"])
     rows = []
     for (case, strength), mine in runs.groupby(["case", "method.strength"], sort=False):
-        line: dict[str, Any] = {"aggregation": case, "λ": strength, "n": len(mine)}
+        line: dict[str, Any] = {"aggregation": case, "λ": strength, "n": int(mine["ended"].sum())}
         for metric in ("GA", "LA"):
-            line |= tables.columns(f"{metric} (%)", mean_interval(100 * mine[metric].to_numpy()))
-        rows.append(line)
-    table = pd.DataFrame(rows)
-    with_prior = table.loc[table["λ"] > 0].sort_values("GA (%)").groupby("aggregation").tail(1).set_index("aggregation")
-    both, prior = with_prior.loc["product"], with_prior.loc["average"]
-    product = table.loc[table["λ"].eq(0)].set_index("aggregation").loc["product"]
-    text = f"product with prior (λ = {both['λ']:g}) {both['GA (%)']:.1f} % GA"
+            line |= tables.columns(f"{metric} (%)", mean_interval(100 * mine.loc[mine["ended"], metric].to_numpy()))
+        rows.append({**line, "diverged seeds": int(mine["status"].eq("diverged").sum())})
+    with_prior, without = runs.loc[runs["method.strength"] > 0], runs.loc[runs["method.strength"].eq(0)]
+    both, prior = (_tuned_elsewhere(with_prior.loc[with_prior["case"].eq(case)]) for case in ("product", "average"))
+    product = _tuned_elsewhere(without.loc[without["case"].eq("product")])
+    text = f"product with prior {both:.1f} % GA"
     return Finding(
-        table,
+        pd.DataFrame(rows),
         [
-            (f"{text}, product alone {product['GA (%)']:.1f} %", bool(both["GA (%)"] > product["GA (%)"])),
-            (
-                f"{text}, prior alone (λ = {prior['λ']:g}) {prior['GA (%)']:.1f} %",
-                bool(both["GA (%)"] > prior["GA (%)"]),
-            ),
+            compared(f"{text}, product alone {product:.1f} %", both, product, operator.gt),
+            compared(f"{text}, prior alone {prior:.1f} %", both, prior, operator.gt),
         ],
     )
 
 
-def _arrival(row: "pd.Series[float]", level: str) -> str:
+def _tuned_elsewhere(runs: pd.DataFrame) -> Mean:
+    """GA of a case in percent, for every seed at the strength that is best for the other seeds.
+
+    So the best of several strengths is not flattered by having been chosen on what it is judged by, and can be compared
+    with a case that has nothing to choose. A strength that diverged for some seed, or lacks one, is not chosen.
+    """
+    table = 100 * runs.pivot_table(index="seed", columns="method.strength", values="GA", dropna=False)
+    died = runs.loc[~runs["ended"]]
+    whole = table.drop(columns=[name for name in table if name in set(died["method.strength"])]).dropna(axis=1)
+    if whole.empty:  # the strength with the most seeds stands for the case
+        counts = runs.groupby("method.strength")["ended"].sum()
+        mine = runs.loc[runs["method.strength"].eq(float(counts.index[int(counts.argmax())]))] if len(counts) else runs
+        ended = mine.loc[mine["ended"]]
+        return Mean(100 * ended["GA"].mean(), len(ended), len(mine) - len(ended))
+    if whole.shape[1] == 1:
+        return Mean(float(whole.iloc[:, 0].mean()), len(whole))
+    need(len(whole) > 1, "with one seed, a strength cannot be chosen on other seeds than it is judged on")
+    judged = [whole.loc[seed, whole.drop(index=seed).mean().idxmax()] for seed in whole.index]
+    return Mean(float(sum(judged) / len(judged)), len(judged))
+
+
+def _tried(tried: pd.DataFrame, alpha: float, case: str) -> int:
+    return int(tried.loc[tried["data.alpha"].eq(alpha) & tried["case"].eq(case), "tried"].sum())
+
+
+def _order(row: "pd.Series[Any] | None", level: str) -> tuple[float, float]:
+    """More seeds that arrive come first, then earlier arrival."""
+    if row is None or not row[f"reached {level}"]:
+        return 0.0, 0.0
+    return float(row[f"reached {level}"]), -float(row[f"rounds to {level}"])
+
+
+def _arrival(row: "pd.Series[Any] | None", level: str) -> str:
+    """In which round, and for how many seeds if not for all; empty if never."""
+    if row is None or not row[f"reached {level}"]:
+        return ""
     reached, n = int(row[f"reached {level}"]), int(row["n"])
-    if not reached:
-        return "never"
     share = f" ({reached} of {n} seeds)" if reached < n else ""
     return f"in round {row[f'rounds to {level}']:.3g}{share}"
-
-
-def _pair(means: Mapping[str, float]) -> tuple[float, float]:
-    """FOLA online and offline, whatever a study calls them."""
-    offline = [value for case, value in means.items() if OFFLINE in case]
-    online = [value for case, value in means.items() if case.startswith("FOLA") and OFFLINE not in case]
-    return online[0], offline[0]
-
-
-def _mostly(steps: Sequence[bool]) -> bool:
-    return sum(steps) >= 0.8 * len(steps)

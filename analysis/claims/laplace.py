@@ -1,115 +1,157 @@
 """What the paper says about Laplace approximations, AE and LF: softmax regression on MNIST, two clients."""
 
+import operator
+from collections.abc import Sequence
+from typing import Any
+
 import pandas as pd
 
-from analysis import tables
-from analysis.claims.claim import A_FEW, SAME, Finding, falls
+from analysis import contests, tables
+from analysis.claims.claim import A_FEW, SAME, Finding, Mean, Statement, alike, compared, need, unknown
+from analysis.claims.means import in_round, late_falls, need_only
 from analysis.figures.correlation import error_points
 from analysis.parts import Part
-from analysis.statistics import MIN_FOR_CORRELATION, correlation
+from analysis.statistics import correlation
 
 # "Nearly 90 %" of the paper.
 NEARLY_90 = 89.0
-FULL = ["full online", "full offline"]
+# "Cosines near 1" of the paper.
+NEARLY_1 = 0.95
+COSINE = "precision_cosine_minmax"
+FULL = ("full online", "full offline")
+FORMS = ("full", "e-full", "diagonal")
+HOW = ("online", "offline")
+NOTHING = Mean()
 
 
 def full_is_best(part: Part) -> Finding:
     """Full curvature ends best, and comes near 90 % within three rounds."""
-    table = _by_round(part, "GA", 100)
-    last, final = table.columns[-1], table.iloc[:, -1]
-    others = final.loc[[case for case in final.index if not case.startswith("full")]]
-    best = str(others.idxmax())
-    third = table["GA (%), round 3"]
-    return Finding(
-        table.reset_index(),
-        [
-            (
-                f"{case}: {final[case]:.1f} % in the last round, the best other ({best}) {others[best]:.1f} %",
-                bool(final[case] > others[best]),
-            )
-            for case in FULL
-        ]
-        + [
-            (
-                f"full reaches {third[FULL].max():.1f} % in round 3 (nearly 90 % is taken as {NEARLY_90:g} %)",
-                bool(third[FULL].max() >= NEARLY_90),
-            ),
-            (
-                f"no other has in {last.rpartition(', ')[2]} ({others.max():.1f} %) what full has in round 3",
-                bool(others.max() < third[FULL].max()),
-            ),
-        ],
-    )
+    last = _last_round(part)
+    need(last >= A_FEW, f"the rule looks at round {A_FEW}, and round {last} is the last")
+    final, third = (in_round(part, "GA", number, 100) for number in (last, A_FEW))
+    others = {case: mean for case, mean in final.items() if not case.startswith("full") and mean.ended}
+    need(others, "no other form of curvature has ended")
+    best = max(others, key=lambda case: others[case].value)
+    held = []
+    for case in FULL:
+        text = f"{case}: {final.get(case, NOTHING):.1f} % in the last round, the best other ({best}) "
+        held.append(compared(f"{text}{others[best]:.1f} %", final.get(case, NOTHING), others[best], operator.gt))
+    early = max((third.get(case, NOTHING) for case in FULL), key=lambda mean: (mean.ended > 0, mean.value))
+    text = f"full reaches {early:.1f} % in round {A_FEW} (nearly 90 % is taken as {NEARLY_90:g} %)"
+    held.append(compared(text, early, early, lambda value, _: value >= NEARLY_90))
+    text = f"no other has in round {last} ({others[best]:.1f} %) what full has in round {A_FEW}"
+    if last > A_FEW:
+        held.append(compared(text, early, others[best], operator.gt))
+    else:
+        held.append(unknown(text, f"round {last} is the last"))
+    return Finding(_table(part, ("GA",)), held)
 
 
 def laplace_online(part: Part) -> Finding:
     """Online curvature ends better than offline, and gets there more steadily, for every form."""
-    table = _by_round(part, "GA", 100).join(_by_round(part, "LA", 100))
-    late = f"falls of GA after round {A_FEW} (points)"
-    table[late] = falls(part.rounds, A_FEW).groupby(part.runs.set_index("run_id")["case"]).mean()
+    last = _last_round(part)
+    late = late_falls(part)
     held = []
-    for form in ("full", "e-full", "diagonal"):
+    for form in FORMS:
         for metric in ("GA", "LA"):
-            final = table[[name for name in table if str(name).startswith(f"{metric} ")]].iloc[:, -1]
-            online, offline = final[f"{form} online"], final[f"{form} offline"]
-            held.append((f"{form}: final {metric} {online:.1f} % online, {offline:.1f} % offline", online > offline))
-        online, offline = (table[late][f"{form} {how}"] for how in ("online", "offline"))
+            online, offline = _pair(in_round(part, metric, last, 100), form)
+            text = f"{form}: final {metric} {online:.1f} % online, {offline:.1f} % offline"
+            held.append(compared(text, online, offline, operator.gt))
+        online, offline = _pair(late, form)
         text = f"{form}: after round {A_FEW} falls of GA add up to {online:.1f} points online, {offline:.1f} offline"
-        if part.rounds["round"].max() > A_FEW:
-            held.append((text, bool(online < offline)))
-    return Finding(table.reset_index(), held)
+        if last > A_FEW:
+            held.append(compared(text, online, offline, operator.lt))
+        else:
+            held.append(unknown(f"{form}: falls of GA after round {A_FEW}", f"round {last} is the last"))
+    name = f"falls of GA after round {A_FEW} (points)"
+    table = _table(part, ("GA", "LA"))
+    return Finding(table.assign(**{name: [late[case].value for case in table["case"]]}), held)
 
 
 def e_full_is_average(part: Part) -> Finding:
-    """E-full precisions are alike, so that the product is nearly the average."""
-    table = _by_round(part, "precision_cosine_minmax", 1).join(_by_round(part, "GA", 100))
-    table = table.loc[[case for case in table.index if case.startswith(("e-full", "FedAvg"))]]
-    final = table.iloc[:, -1]
+    """E-full precisions are alike, so that the product is nearly the average, also while other products are not."""
+    last = _last_round(part)
+    curves = [in_round(part, "GA", number, 100) for number in range(1, last + 1)]
+    apart = [means for means in curves if _others_differ(means)]
+    first = in_round(part, COSINE, 1)
     held = []
-    for case in ("e-full online", "e-full offline"):
-        cosine = table.loc[case].iloc[0]
-        difference = final[case] - final["FedAvg"]
-        held.append((f"{case}: {difference:+.2f} points from FedAvg in the last round", abs(difference) < SAME))
-        held.append((f"{case}: cosine of the two clients' precisions {cosine:.3f} in round 1", bool(cosine > 0.95)))
-    return Finding(table.reset_index(), held)
+    for case in (f"e-full {how}" for how in HOW):
+        text = f"{case}: close to FedAvg in the {len(apart)} of {last} rounds in which another form is not"
+        pairs = [(means.get(case, NOTHING), means.get("FedAvg", NOTHING)) for means in apart]
+        held.append(
+            alike(f"{text}, {{gap}} apart on average", pairs) if pairs else unknown(text, "every method would pass")
+        )
+        cosine = first.get(case, NOTHING)
+        text = f"{case}: cosine of the two clients' precisions {cosine:.3f} in round 1"
+        held.append(compared(text, cosine, cosine, lambda value, _: value > NEARLY_1))
+    return Finding(_table(part, (COSINE, "GA"), ("e-full", "FedAvg")), held)
 
 
 def diagonal_keeps_differences(part: Part) -> Finding:
     """Diagonal precisions differ between clients, which helps in the first rounds."""
-    table = _by_round(part, "precision_cosine_minmax", 1).join(_by_round(part, "GA", 100))
-    table = table.loc[[case for case in table.index if case.startswith(("diagonal", "e-full", "FedAvg"))]]
+    cosines, accuracies = in_round(part, COSINE, 1), in_round(part, "GA", 1, 100)
     held = []
-    for how in ("online", "offline"):
-        diagonal, e_full = table.loc[f"diagonal {how}"], table.loc[f"e-full {how}"]
-        cosines = f"cosine in round 1 {diagonal.iloc[0]:.2f} (e-full {e_full.iloc[0]:.2f})"
-        held.append((f"{how}: {cosines}", bool(diagonal.iloc[0] < e_full.iloc[0])))
-        gain = diagonal["GA (%), round 1"] - e_full["GA (%), round 1"]
-        held.append((f"{how}: {gain:+.1f} points of GA over e-full in round 1", bool(gain > 0)))
-    return Finding(table.reset_index(), held)
+    for how in HOW:
+        diagonal, e_full = (cosines.get(f"{form} {how}", NOTHING) for form in ("diagonal", "e-full"))
+        text = f"{how}: cosine in round 1 {diagonal:.2f} (e-full {e_full:.2f})"
+        held.append(compared(text, diagonal, e_full, operator.lt))
+        diagonal, e_full = (accuracies.get(f"{form} {how}", NOTHING) for form in ("diagonal", "e-full"))
+        text = f"{how}: {diagonal:.1f} % GA in round 1 (e-full {e_full:.1f} %)"
+        held.append(compared(text, diagonal, e_full, operator.gt))
+    return Finding(_table(part, (COSINE, "GA"), ("diagonal", "e-full", "FedAvg")), held)
 
 
 def tracks(part: Part, accuracy: str, error: str) -> Finding:
     """An accuracy falls as its error grows, over all runs and for each alpha."""
     points = error_points(part.runs, error)
-    points = points.loc[points[error] > 0]  # the reference itself is no evidence
-    groups: dict[str, pd.DataFrame] = {"all": points}
-    groups |= {f"{alpha:g}": mine for alpha, mine in points.groupby("data.alpha")}
+    points = points.loc[points[error] > 0] if len(points) else points  # the reference itself is no evidence
+    need(len(points), f"no run that ended has an {error} above zero")
+    groups: dict[str, pd.DataFrame] = {f"{alpha:g}": mine for alpha, mine in points.groupby("data.alpha")}
+    if len(groups) > 1:
+        groups = {"all": points, **groups}
     rows, held = [], []
     for alpha, mine in groups.items():
-        found = correlation(mine[error], mine[accuracy])
-        if found.spearman is None or found.pearson is None or found.n < MIN_FOR_CORRELATION:
-            continue
+        found = correlation(mine[error], mine[accuracy], contests.setting_numbers(mine))
         rows.append({"α": alpha, **tables.correlated(found)})
-        ends = f"{found.spearman.low:.2f} to {found.spearman.high:.2f}"
         where = "over all α" if alpha == "all" else f"at α = {alpha}"
-        held.append((f"{where} ρ = {found.spearman.mean:.2f} ({ends}), n = {found.n}", found.spearman.high < 0))
+        seeds = mine["seed"].nunique()
+        rho = found.spearman
+        if rho is None or rho.low != rho.low:
+            held.append(unknown(f"{where} {accuracy} falls as {error} grows", found.remark, seeds))
+        else:
+            ends = f"{rho.low:.2f} to {rho.high:.2f}"
+            text = f"{where} ρ = {rho.mean:.2f} ({ends}), n = {found.n} of {found.clusters} settings"
+            held.append(Statement(text, rho.high < 0, seeds))
     return Finding(pd.DataFrame(rows), held)
 
 
-def _by_round(part: Part, metric: str, factor: float) -> pd.DataFrame:
-    """A metric of each case in the first, third and last round, the mean over seeds."""
-    rounds = part.rounds
-    chosen = sorted({1, 3, int(rounds["round"].max())})
-    wide = factor * rounds.pivot_table(index="case", columns="round", values=metric, sort=False, dropna=False)[chosen]
-    name = {"precision_cosine_minmax": "cosine"}.get(metric, f"{metric} (%)")
-    return wide.rename(columns=lambda number: f"{name}, round {number}").rename_axis(columns=None)
+def _last_round(part: Part) -> int:
+    need_only(part.runs, ())
+    need(len(part.rounds), "no round has been measured")
+    return int(part.rounds["round"].max())
+
+
+def _pair(means: dict[str, Mean], form: str) -> tuple[Mean, Mean]:
+    return means.get(f"{form} online", NOTHING), means.get(f"{form} offline", NOTHING)
+
+
+def _others_differ(means: dict[str, Mean]) -> bool:
+    """Whether full or diagonal curvature is further from FedAvg than what counts as the same."""
+    average = means.get("FedAvg", NOTHING).value
+    others = [mean.value for case, mean in means.items() if case.startswith(("full", "diagonal"))]
+    return any(abs(value - average) >= SAME for value in others)
+
+
+def _table(part: Part, metrics: Sequence[str], cases: tuple[str, ...] = ("",)) -> pd.DataFrame:
+    """Metrics of each case in the first, third and last round, the mean over seeds that ended."""
+    chosen = [number for number in sorted({1, A_FEW, _last_round(part)}) if number <= _last_round(part)]
+    found = {(metric, number): in_round(part, metric, number) for metric in metrics for number in chosen}
+    rows = []
+    for case in dict.fromkeys(part.runs["case"]):
+        if case.startswith(cases):
+            row: dict[str, Any] = {"case": case}
+            for (metric, number), means in found.items():
+                name, factor = ("cosine", 1) if metric == COSINE else (f"{metric} (%)", 100)
+                row[f"{name}, round {number}"] = factor * means.get(case, NOTHING).value
+            rows.append(row)
+    return pd.DataFrame(rows)

@@ -26,12 +26,12 @@ def global_against_local(runs: pd.DataFrame) -> Picture:
     for case, look in looks.items():
         mine = ended.loc[ended["case"].eq(case)]
         panel.plot(100 * mine["LA"], 100 * mine["GA"], look.marker, color=look.colour, ms=3.2, alpha=0.75, mew=0)
-        found = correlation(mine["LA"], mine["GA"])
+        found = correlation(mine["LA"], mine["GA"], contests.setting_numbers(mine))
         if found.pearson is not None:
             _regression(panel, 100 * mine["LA"], 100 * mine["GA"], look.colour, "solid")
         entries.append((f"{case}: {in_words(found)}", {"color": look.colour, "marker": look.marker}))
     if len(looks) > 1:
-        found = correlation(ended["LA"], ended["GA"])
+        found = correlation(ended["LA"], ended["GA"], contests.setting_numbers(ended))
         if found.pearson is not None:
             _regression(panel, 100 * ended["LA"], 100 * ended["GA"], style.ink(), style.DASHES[1])
         entries.append((f"all: {in_words(found)}", {"color": style.ink(), "linestyle": style.DASHES[1]}))
@@ -79,7 +79,8 @@ def errors_behind_accuracies(runs: pd.DataFrame, references: pd.DataFrame | None
         style.logarithmic(panel)
         panel.set(xlabel=f"{names[x]} (log scale)", ylabel=f"{y} (%)")
         strokes.percent(panel)
-        found = correlation(np.log(points.loc[positive, x]), points.loc[positive, y])
+        apart = points.loc[positive]
+        found = correlation(np.log(apart[x]), apart[y], contests.setting_numbers(apart))
         panel.set_title(f"{y} and log {x}: {in_words(found)}", fontsize=6, color=style.ink(), loc="left")
     has_stars = references is not None and len(references) > 0
     style.legend(
@@ -120,7 +121,7 @@ def _shapes(points: pd.DataFrame) -> "pd.Series[str]":
 def in_words(found: Correlation) -> str:
     """Both correlations in one line, or why there are none.
 
-    >>> in_words(Correlation(3, None, None, "n = 3 points are too few for a correlation"))
+    >>> in_words(Correlation(3, 3, None, None, "n = 3 points are too few for a correlation"))
     'n = 3 points are too few for a correlation'
     """
     if found.pearson is None or found.spearman is None:

@@ -134,7 +134,7 @@ def _draw(
     rounds = rounds.assign(x=axis.values)
     lines, best = _lines(rounds, by, metrics[0])
     values = list(dict.fromkeys(line.value for line in lines))
-    values = sorted(values, key=_order)
+    values = sorted(values, key=contests.order)
     cases = list(dict.fromkeys(line.case for line in lines))
     methods = {line.case: DISPLAY.get(m, m) for line in lines for m in _all(line)["method"].iloc[:1]}
     looks, dashes = style.looks(cases, methods), style.dashes(values)
@@ -263,7 +263,3 @@ def _basis(bands: Sequence[Band], best: pd.DataFrame, metric: str) -> str:
 
 def _all(line: Line) -> pd.DataFrame:
     return line.results if len(line.results) else line.loose
-
-
-def _order(value: Any) -> tuple[bool, Any]:
-    return isinstance(value, str), value if value is not None else 0

@@ -1,5 +1,7 @@
 """fl-lightning compare: several methods on the same problem, with a table and a picture."""
 
+import re
+import shlex
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,10 +26,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--threshold", type=float, default=0.8, help="GA whose round of arrival is reported [0.8]")
     parser.add_argument("--config", action="append", default=[], help="YAML file with settings; flags override it")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
+    parser.add_argument("--name", help="to select its runs by, as fl-lightning report --study NAME [from the methods]")
     parser.add_argument("--picture", type=Path, help="where to save the learning curves [OUT/comparison.png]")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
     options, flags = parser.parse_known_args(list(arguments))
+    from tune import study_file  # which imports this package
+
     flags = [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
     require(0 < options.threshold <= 1, f"--threshold must lie in (0, 1], got {options.threshold:g}; 0.8 is 80 %")
     options.picture = writable_picture(options.picture or options.out / "comparison.png")
@@ -37,6 +42,14 @@ def main(arguments: Sequence[str]) -> int:
         seeds = [int(seed) for seed in options.seeds.split(",")]
     except ValueError:
         raise UserError(f"--seeds must be whole numbers with commas, got {options.seeds!r}") from None
+    require(
+        options.name is None or re.fullmatch(r"[A-Za-z0-9_.=+-]+", options.name) is not None,
+        f"--name takes letters, digits and any of _ . = + -, got {options.name!r}",
+    )
+    require(
+        options.name not in study_file.names(),
+        f"--name {options.name} is the name of a study; choose another, so that the two can be told apart",
+    )
     settings = configuration.flags_to_settings(flags)
     for key in ("method", "seed"):
         require(key not in settings, f"--{key} is what a comparison varies; use --{key}s")
@@ -68,7 +81,8 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
         bars.append(Progress(config.federation.rounds, f"{variant} seed {config.seed}"))
         return bars[-1].show
 
-    outcomes = comparison.compare(settings, variants, seeds, options.out, announce, options.fresh)
+    name = options.name or comparison.name_of(settings, variants)
+    outcomes = comparison.compare(settings, variants, seeds, options.out, announce, options.fresh, name)
     bars[-1].close()
     print(render(comparison.table(outcomes, options.threshold), options.markdown))
     for outcome in outcomes:
@@ -78,6 +92,7 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
     if picture is not None:
         print(f"\nlearning curves  {picture}")
     print(f"compare runs     fl-lightning ui --out {options.out}")
+    print(f"their report     fl-lightning report --runs {options.out} --study {shlex.quote(name)}")
 
 
 def draw(outcomes: Sequence["Outcome"], path: Path) -> Path | None:

@@ -1,9 +1,11 @@
 """fl-lightning report: a page with the findings, figures and tables of all runs, and the files for a paper."""
 
+import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -11,7 +13,7 @@ from fl_lightning.cli.flags import CommandParser
 from fl_lightning.errors import require
 
 EPILOG = """The page index.html opens without a network. Beside it: figures/ (SVG, PDF, PNG) and tables/ (CSV, LaTeX).
-Example: fl-lightning report --study demo --out report"""
+Example: fl-lightning report --study demo --where data.alpha=0.01 --where method=fola --where method=fedavg"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -19,6 +21,13 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(prog="fl-lightning report", description=__doc__, epilog=EPILOG)
     parser.add_argument("--study", help="only this study [all that there are]")
     parser.add_argument("--scale", help="only this scale of the study [all]")
+    parser.add_argument(
+        "--where",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="only runs with this setting, such as federation.rounds=12; may be repeated, also with the same key",
+    )
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder of the report [report]")
     parser.add_argument(
         "--runs", "--store", metavar="FOLDER", help="folder of runs, or MLflow URI [$MLFLOW_TRACKING_URI or runs]"
@@ -30,12 +39,36 @@ def main(arguments: Sequence[str]) -> int:
         not (options.out / "mlflow.db").exists(),
         f"--out is where the report goes, and {options.out} is a folder of runs; use --runs {options.out}",
     )
+    where = chosen_by(options.where)
     from analysis import report  # imports what only a report needs
 
     start = time.monotonic()
     with tqdm(bar_format="{desc}", leave=False, disable=options.quiet or None, file=sys.stderr) as line:
-        path, _ = report.write(options.out, options.runs, options.study, options.scale, line.set_description_str)
+        path, findings = report.write(
+            options.out, options.runs, options.study, options.scale, line.set_description_str, where
+        )
     print(f"report   {path} ({path.stat().st_size / 1e6:.1f} MB, {time.monotonic() - start:.0f} s)")
     print(f"figures  {options.out / 'figures'} (SVG, PDF, PNG)")
     print(f"tables   {options.out / 'tables'} (CSV, LaTeX)")
+    for sentence in findings:
+        if sentence.startswith(report.FAILED):
+            print(sentence, file=sys.stderr)
     return 0
+
+
+def chosen_by(flags: Sequence[str]) -> dict[str, Any]:
+    """What --where asks for; a key that is given several times allows each of its values.
+
+    >>> chosen_by(["data.alpha=0.01", "method=fola", "method=fedavg"])
+    {'data.alpha': 0.01, 'method': ['fola', 'fedavg']}
+    """
+    found: dict[str, list[Any]] = {}
+    for flag in flags:
+        key, equals, text = flag.partition("=")
+        require(bool(key and equals), f"--where is written key=value, such as data.alpha=0.01, got {flag!r}")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        found.setdefault(key, []).append(tuple(value) if isinstance(value, list) else value)
+    return {key: values if len(values) > 1 else values[0] for key, values in found.items()}

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import contests
+from analysis import contests, tables
 from tests.analysis.synthetic import runs_table
 
 
@@ -111,8 +111,55 @@ def test_one_picture_shows_equal_conditions_and_says_what_it_leaves_out():
     assert f"{len(more) - len(kept)} runs at" in remarks[0]
 
 
-def test_the_final_stage_has_the_most_rounds_of_every_condition():
+def several_lengths():
+    """Nine runs with 12 rounds, one with 15, four with 6, in this order."""
+    tables = [runs_table(rounds=r, seeds=n).iloc[:m] for r, n, m in ((12, 5, 9), (15, 1, 1), (6, 2, 4))]
+    for number, table in enumerate(tables):
+        table["run_id"] = f"{number}" + table["run_id"]
+    return pd.concat(tables, ignore_index=True)
+
+
+def test_the_final_stage_of_a_study_has_the_most_rounds_of_every_condition():
     short, long = (runs_table(alphas=a, rounds=r) for a, r in (((0.01, 1), 2), ((0.01,), 5)))
     long["run_id"] = "x" + long["run_id"]
-    final = contests.final_stage(pd.concat([short, long], ignore_index=True))
+    both = pd.concat([short, long], ignore_index=True)
+    both.attrs["stages"] = True
+    final = contests.final_stage(both)
     assert final.groupby("data.alpha")["federation.rounds"].unique().map(list).to_dict() == {0.01: [5], 1: [2]}
+    assert contests.largest(both)[0]["federation.rounds"].unique() == [5]
+    both.attrs["conditions"] = ["federation.rounds"]  # a study that compares numbers of rounds has no stages
+    assert len(contests.final_stage(both)) == len(both)
+
+
+def test_without_a_study_the_rounds_with_the_most_runs_are_shown_and_nothing_is_dropped():
+    table = several_lengths()
+    assert len(contests.final_stage(table)) == len(table)
+    kept, remarks = contests.largest(table)
+    assert set(kept["federation.rounds"]) == {12}
+    assert remarks == ["only R = 12; 5 runs at 15, 6 are not shown"]
+    found = tables.correlations(table).set_index("R")
+    assert list(found["n"]) == [4, 9, 1]
+    assert list(found.index) == [6, 12, 15]  # as numbers, not as text, nor as they were made
+
+
+def test_of_equally_many_runs_those_with_more_rounds_are_shown():
+    table = several_lengths()
+    table = table.groupby("federation.rounds").head(1)
+    assert set(contests.largest(table)[0]["federation.rounds"]) == {15}
+
+
+def test_what_diverged_counts_as_tried():
+    """Half of FOLA's settings diverge: it has no right to the best of the other half at a smaller budget."""
+    table = runs_table(lrs=(1, 0.1, 0.01, 0.001), rounds=1)
+    lost = table["case"].eq("FOLA") & table["training.lr"].isin([1, 0.001])
+    table.loc[lost, ["status", "ended"]] = ["diverged", False]
+    best = contests.best_of_grid(table).set_index("case")
+    assert (best["budget"] == 4).all()
+    assert best["expected"].to_dict() == pytest.approx(best["mean"].to_dict())
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_setting():
+    table = runs_table(alphas=(0.01, 1), lrs=(0.1, 0.01), seeds=3, rounds=1)
+    numbers = contests.setting_numbers(table)
+    assert numbers.nunique() == 2 * 2 * 2
+    assert (numbers.value_counts() == 3).all()

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
-from analysis import commands, report, runs
+from analysis import claims, commands, report, runs
 from analysis.parts import parts
 from fl_lightning.__main__ import main
 from fl_lightning.config import flags_to_settings
@@ -99,6 +99,10 @@ def test_the_whole_catalogue_fits_some_study(smoke_store):
         (["--study", "demo", "--scale", "paper"], "unknown scale of demo 'paper'"),
         (["--scale", "smoke"], "--scale needs --study"),
         (["--nonsense"], "--nonsense"),
+        (["--where", "data.alpha"], "--where is written key=value"),
+        (["--where", "data.alhpa=1"], "did you mean 'data.alpha'"),
+        (["--where", "data.alpha=77"], "no run has data.alpha = 77"),
+        (["--study", "demo", "--where", "data.alpha=77"], "no run of the study demo has data.alpha = 77"),
     ],
 )
 def test_mistakes_in_one_line(smoke_store, tmp_path, capsys, arguments, words):
@@ -111,6 +115,34 @@ def test_mistakes_in_one_line(smoke_store, tmp_path, capsys, arguments, words):
     assert words in captured.err
     assert "Traceback" not in captured.err
     assert not (tmp_path / "r").exists()
+
+
+def test_only_runs_that_are_asked_for(odd_store, tmp_path):
+    arguments = ["report", "--runs", str(odd_store), "--out", str(tmp_path), "--quiet"]
+    assert main([*arguments, "--where", "seed=0", "--where", "seed=1", "--where", "method=fedavg"]) == 0
+    chosen = pd.read_csv(next(tmp_path.glob("tables/*-runs.csv")))
+    assert sorted(chosen["seed"]) == [0, 1]
+    assert set(chosen["method"]) == {"fedavg"}
+    assert "only those with seed = 0 or 1 and method = fedavg" in (tmp_path / "index.html").read_text()
+
+
+def test_a_comparison_is_a_study_to_select_by(out, capsys):
+    flags = ["--data.clients", "4", "--model.hidden", "[8]", "--training.epochs", "1", "--out", str(out)]
+    compare = ["compare", "--methods", "fedavg,flat:fola+strength=0", *flags, "--data", "digits"]
+    for rounds, seeds in ((2, "0,1"), (3, "0")):
+        assert main([*compare, "--seeds", seeds, "--federation.rounds", str(rounds)]) == 0
+    first, second = re.findall(r"report --runs \S+ --study (\S+)", capsys.readouterr().out)
+    assert first != second
+    assert first.startswith("fedavg-flat-")
+    assert set(runs.load(out, study=first)["case"]) == {"FedAvg", "flat"}
+    assert len(runs.load(out, study=first)) == 4
+    assert main([*compare, "--federation.rounds", "3", "--name", "mine"]) == 0  # runs that are there already
+    assert set(runs.load(out, study="mine")["run_id"]) == set(runs.load(out, study=second)["run_id"])
+    capsys.readouterr()
+    assert main([*compare, "--name", "laplace"]) == 2
+    assert "is the name of a study" in capsys.readouterr().err
+    assert [part.title for part in parts(out)] == sorted([first, second, "mine"])
+    assert list(claims.check(parts(out))) == []
 
 
 def test_no_store_and_no_place(tmp_path, smoke_store, capsys, monkeypatch):

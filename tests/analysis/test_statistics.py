@@ -11,6 +11,8 @@ from scipy import stats
 
 from analysis.statistics import (
     MIN_FOR_CORRELATION,
+    RESAMPLES,
+    _resample,
     correlation,
     expected_best,
     mean_band,
@@ -133,6 +135,55 @@ def test_clusters_widen_the_interval():
     few = correlation(x, y, clusters=[0, 1] * 6)
     assert "too few for an interval" in few.remark
     assert math.isnan(few.pearson.low)
+
+
+def clustered(rng, groups, copies, rho, shared=0.85):
+    """Points with correlation rho, whose clusters (settings with several seeds) share most of both coordinates."""
+    mix = np.array([[1, 0], [rho, math.sqrt(1 - rho**2)]]).T
+    common, own = (rng.standard_normal(size) @ mix for size in ((groups, 1, 2), (groups, copies, 2)))
+    points = (math.sqrt(shared) * common + math.sqrt(1 - shared) * own).reshape(-1, 2)
+    return points[:, 0], points[:, 1], np.repeat(np.arange(groups), copies)
+
+
+@pytest.mark.parametrize(("groups", "copies"), [(9, 1), (9, 3), (15, 3), (30, 1)])
+@pytest.mark.parametrize("rho", [0, 0.8])
+def test_intervals_of_correlations_cover_as_often_as_they_say(groups, copies, rho):
+    """Normal values, for which Spearman's rho is 6 / pi arcsin(rho / 2)."""
+    rng = np.random.default_rng([groups, copies, int(10 * rho)])
+    truth = (rho, 6 / math.pi * math.asin(rho / 2))
+    draws, covered, false = 150, np.zeros(2), 0
+    for _ in range(draws):
+        x, y, labels = clustered(rng, groups, copies, rho)
+        found = correlation(x, y, labels)
+        covered += [one.low <= value <= one.high for one, value in zip(found[2:4], truth, strict=True)]
+        false += found.spearman.low > 0
+    assert (covered / draws > 0.89).all()  # 0.95, and three standard errors of so few draws
+    if rho == 0:
+        assert false / draws < 0.07
+
+
+def test_seeds_taken_for_settings_would_find_correlations_that_are_not_there():
+    rng = np.random.default_rng(11)
+    draws, found = 100, np.zeros(2)
+    for _ in range(draws):
+        x, y, labels = clustered(rng, 9, 3, 0)
+        both = (correlation(x, y).spearman, correlation(x, y, labels).spearman)
+        found += [one.low > 0 or one.high < 0 for one in both]
+    naive, honest = found / draws
+    assert naive > 0.15
+    assert honest < 0.1
+
+
+def test_ranks_are_taken_anew_in_every_resample():
+    """By brute force: scipy's Spearman of the very points that each resample has drawn."""
+    rng = np.random.default_rng(6)
+    x = rng.integers(0, 6, 12).astype(float)  # with ties
+    y = x + rng.standard_normal(12)
+    counts = _resample(12, RESAMPLES // 5).astype(int)
+    drawn = [np.repeat(np.arange(12), row) for row in counts]
+    values = [stats.spearmanr(x[index], y[index]).statistic for index in drawn]
+    found = correlation(x, y).spearman
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])))
 
 
 def test_no_correlation_without_enough_or_varying_points():

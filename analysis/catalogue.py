@@ -1,0 +1,205 @@
+"""What a report can hold: every figure and table, when it makes sense, and how it is made."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis import arrays, contests, figures, tables
+from analysis.parts import Part
+from analysis.statistics import MIN_FOR_CORRELATION
+from analysis.style import Picture
+
+
+class Entry(NamedTuple):
+    """A figure of the paper: when it makes sense, and how it is drawn."""
+
+    key: str
+    title: str
+    about: str
+    fits: Callable[[Part], bool]
+    draw: Callable[[Part], Picture]
+
+
+_CURVES = ("curves_by_clients", "curves_by_alpha", "prior_and_product", "online_against_offline", "curvatures")
+CATALOGUE: tuple[Entry, ...] = (
+    Entry(
+        "best_for_alpha_and_clients",
+        "Best GA for each α and N",
+        "The best setting of every method under every condition. Colour is N; FedAvg is solid, FOLA dashed.",
+        lambda m: m.varies("data.alpha") and (m.varies("data.clients") or not m.lasts),
+        lambda m: figures.best_for_alpha_and_clients(m.runs),
+    ),
+    Entry(
+        "best_for_alpha",
+        "Best GA for each α",
+        "The best setting of every method, continued to its last round.",
+        lambda m: m.varies("data.alpha") and m.lasts,
+        lambda m: figures.best_for_alpha(m.runs),
+    ),
+    Entry(
+        "over_hyperparameters",
+        "GA over lr, E and B",
+        "Each with the others at their best. Colour is the method, dash is α.",
+        lambda m: any(m.varies(key) for key in ("training.lr", "training.epochs", "training.batch_size")),
+        lambda m: figures.over_hyperparameters(m.runs),
+    ),
+    Entry(
+        "over_epochs",
+        "GA and LA over E and λ",
+        "The settings are those of the best GA, also in the panel of LA.",
+        lambda m: m.varies("training.epochs") and m.lasts,
+        lambda m: figures.over_epochs(m.runs),
+    ),
+    Entry(
+        "curves_by_clients",
+        "Learning curves by N",
+        "Colour is the method, dash the number of clients.",
+        lambda m: m.lasts and m.varies("data.clients"),
+        lambda m: figures.curves_by_clients(m.rounds),
+    ),
+    Entry(
+        "curves_by_alpha",
+        "Learning curves by α",
+        "Colour is the method, dash the heterogeneity; every method at its best setting.",
+        lambda m: m.lasts and m.varies("data.alpha"),
+        lambda m: figures.curves_by_alpha(m.rounds),
+    ),
+    Entry(
+        "prior_and_product",
+        "Ablation: product and prior loss",
+        "Product of posteriors or plain average; dash is the strength λ of the prior loss, 0 is none.",
+        lambda m: m.lasts and "method.strength" in contests.conditions(m.runs),
+        lambda m: figures.prior_and_product(m.rounds),
+    ),
+    Entry(
+        "online_against_offline",
+        "Ablation: online and offline curvature",
+        "The Fisher taken along the local path, or once at its end.",
+        lambda m: m.lasts and m.varies("method.curvature") and not m.varies("data.clients") and not m.has_curvatures,
+        lambda m: figures.online_against_offline(m.rounds),
+    ),
+    Entry(
+        "learning_curves",
+        "Learning curves",
+        "GA is the accuracy of the server's model, LA the mean accuracy of the clients' models, on the same test set.",
+        lambda m: m.lasts and not any(entry.fits(m) for entry in CATALOGUE if entry.key in _CURVES),
+        lambda m: figures.learning_curves(m.rounds),
+    ),
+    Entry(
+        "curvatures",
+        "GA and LA of the curvatures",
+        "Colour is the form of the curvature, dash how it is evaluated.",
+        lambda m: m.lasts and m.has_curvatures,
+        lambda m: figures.curvatures(m.rounds),
+    ),
+    Entry(
+        "ridge_curves",
+        "Accuracy along the ridge between two clients",
+        "From client 2's model to client 1's, on the ridge of their posteriors or on the straight line.",
+        lambda m: m.has_curvatures,
+        lambda m: figures.ridge_curves(m.ridges),
+    ),
+    Entry(
+        "precision_matrix",
+        "The precision of a client",
+        "What a diagonal leaves out: entries away from the diagonal couple parameters. Scaled to lie between 0 and 1.",
+        lambda m: m.has_curvatures,
+        lambda m: figures.precision_matrix(*arrays.precision_matrix(m.store, m.runs)),
+    ),
+    Entry(
+        "cosine_of_precisions",
+        "How alike the clients' precisions are",
+        "The paper's normalisation decides the answer for full matrices, so both are shown.",
+        lambda m: m.lasts and m.has_curvatures,
+        lambda m: figures.cosine_of_precisions(m.rounds),
+    ),
+    Entry(
+        "errors_behind_accuracies",
+        "GA and AE, LA and LF",
+        "Distances from a reference posterior: AE of the server's model, LF of the clients' models.",
+        lambda m: "AE" in m.runs and bool(m.runs["AE"].notna().any()),
+        lambda m: figures.errors_behind_accuracies(m.runs, m.references),
+    ),
+    Entry(
+        "global_against_local",
+        "GA and LA",
+        "One point per run, under equal conditions; lines are least squares.",
+        lambda m: int(m.runs["ended"].sum()) >= MIN_FOR_CORRELATION,
+        lambda m: figures.global_against_local(m.runs),
+    ),
+    Entry(
+        "against_bytes",
+        "GA over bytes",
+        "What the server and all clients have sent: a method that sends twice as much per round is twice as far right.",
+        lambda m: m.lasts,
+        lambda m: figures.against_bytes(m.rounds),
+    ),
+    Entry(
+        "against_seconds",
+        "GA over seconds",
+        "Time of training and aggregation on the machine that ran them, which may have been busy; the first round "
+        "after a start also loads code and data.",
+        lambda m: m.lasts,
+        lambda m: figures.against_seconds(m.rounds),
+    ),
+    Entry(
+        "partitions",
+        "Who holds which classes",
+        "The partitions of these runs; the ground is no sample, a cross a client without any.",
+        lambda m: True,
+        lambda m: figures.partitions(arrays.partitions(m.runs)),
+    ),
+)
+
+
+class TableEntry(NamedTuple):
+    """A table: when it makes sense, and how it is made."""
+
+    key: str
+    title: str
+    about: str
+    fits: Callable[[Part], bool]
+    make: Callable[[Part], pd.DataFrame]
+
+
+TABLES: tuple[TableEntry, ...] = (
+    TableEntry(
+        "accuracy",
+        "GA, LA and rounds to thresholds",
+        f"At the best setting of every case. {tables.NOTE}",
+        lambda m: True,
+        lambda m: tables.accuracy_and_rounds(m.runs, m.rounds, m.thresholds),
+    ),
+    TableEntry(
+        "best",
+        "Best settings",
+        "Chosen and reported on the same seeds and test set, so a little too good for every case alike. With unequal "
+        "numbers of settings compare what to expect of the best of equally many.",
+        lambda m: bool(contests.tuned(m.runs)),
+        lambda m: tables.best_settings(m.runs),
+    ),
+    TableEntry(
+        "paired",
+        "Paired comparison",
+        "Differences of GA on equal seeds and partitions; Wilcoxon's signed-rank test, with Holm's correction for all "
+        "tests of this table; effect: rank-biserial correlation from -1 to 1.",
+        lambda m: True,
+        lambda m: tables.paired_comparison(m.runs),
+    ),
+    TableEntry(
+        "correlations",
+        "Correlations",
+        "Over runs; intervals from resampled settings, each with all its seeds.",
+        lambda m: True,
+        lambda m: tables.correlations(m.runs),
+    ),
+    TableEntry(
+        "costs",
+        "What a round costs",
+        "Traffic of the server and all clients together; the last GA that each case reaches within the traffic that "
+        "all of them use.",
+        lambda m: True,
+        lambda m: tables.costs(m.runs, m.rounds),
+    ),
+)
