@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: setup demo test check bench format clean
+.PHONY: setup demo test check golden bench format clean
 
 setup: $(INSTALLED)
 
@@ -24,6 +24,9 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+golden: setup
+	$(BIN)/python -m tests.golden
 
 bench: setup
 	$(BIN)/python -m benchmarks

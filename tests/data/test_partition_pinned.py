@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fl_lightning.data.partition import Kind, Split, content_hash, partition
-from tests.data.splits import KINDS, typical
 
 LABELS = torch.cat([(torch.arange(1000) * 7919 % 1000 * 10 // 1000) % 10, torch.arange(7)])
 
@@ -24,29 +23,8 @@ PINNED: dict[Kind, tuple[str, str, str]] = {
     "quantity": ("e47e2e4f106de032", "38289f1e02710db6", "a0eff53081203ea9"),
 }
 
-# Of every kind, at the defaults.
-TYPICAL: dict[Kind, str] = {
-    "dirichlet": "b333a665548f3d79",
-    "dirichlet_balanced": "362efaac9ea17b63",
-    "dirichlet_per_client": "86c79ff02a15ba76",
-    "dirichlet_lognormal": "9727402da88f2b26",
-    "shards": "8cf4997abbe5967a",
-    "classes": "192233adba8dfe95",
-    "class_blocks": "f0542f1960842bbf",
-    "iid": "a1cac7a28945c5a3",
-    "quantity": "b90c38ffde6eed75",
-    "lognormal": "7413837883f1d8b6",
-    "natural": "0029765f64814759",
-    "natural_groups": "39bb2aaeb0a5bbbc",
-}
-
 
 @pytest.mark.parametrize("kind", PINNED)
 def test_the_first_kinds_draw_what_they_always_drew(kind: Kind) -> None:
     for settings, expected in zip(SETTINGS, PINNED[kind], strict=True):
         assert content_hash(partition(LABELS, Split(partition=kind, **settings), seed=3)) == expected
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_pinned(kind: Kind) -> None:
-    assert content_hash(typical(kind).parts()) == TYPICAL[kind]

@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import json
 from copy import deepcopy
-from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -20,9 +18,9 @@ from fl_lightning.loop import federate
 from fl_lightning.params import flatten
 from fl_lightning.penalty import prior_loss
 from tests.cases import equal_bits, final, largest_difference, ragged
-from tune.comparison import variant_settings
+from tests.methods.variants import method_of, variants
 
-METHODS = sorted(discovery.discover("methods"))
+METHODS = discovery.names("methods")
 ENGINES = {"chunks of 3": Functional(chunk=3), "one chunk": Functional(chunk=8), "lightning": Lightning()}
 SETTINGS = {
     "plain": {},
@@ -38,10 +36,6 @@ SETTINGS = {
 AT_REST = {"fedbe": {"server_epochs": 0}}
 
 
-def method_of(name):
-    return discovery.find("methods", name)()
-
-
 def run_or_skip(case, method, engine=None, **changes):
     """Run, unless the method refuses the setting: then the refusal must be one clear line."""
     try:
@@ -50,19 +44,6 @@ def run_or_skip(case, method, engine=None, **changes):
         if "\n" in str(refusal):
             raise
         pytest.skip(f"refused: {refusal}")
-
-
-def variants():
-    """Every method with each of its choices in turn: the values of its Literal and bool fields."""
-    found = []
-    for name in METHODS:
-        for field, item in fields_of(discovery.find("methods", name)).items():
-            choices = (True, False) if item.type is bool else ()
-            if get_origin(item.type) is Literal:
-                choices = get_args(item.type)
-            others = [json.dumps(choice).strip('"') for choice in choices if choice != item.default]
-            found += [f"{name}+{field}={choice}" for choice in others]
-    return found
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -83,7 +64,7 @@ def test_engines_agree(name, engine, setting):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("variant", variants())
 def test_engines_agree_on_every_choice(variant, engine):
-    case, method = ragged(), configure(variant_settings(variant)).method
+    case, method = ragged(), method_of(variant)
     loop = run_or_skip(case, method, Functional(chunk=1), fraction=0.5)
     other = run_or_skip(case, method, ENGINES[engine], fraction=0.5)
     size = float(flatten(final(loop)).abs().max())  # a strength may be too large for a choice: both must explode alike
