@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from analysis import contests
-from analysis.columns import no_such
 from analysis.statistics import MIN_FOR_INTERVAL
+from fl_lightning.errors import unknown
 from fl_lightning.system.text import render
 
 Spread = Literal["std", "interval", "none"]
@@ -150,14 +150,10 @@ def html(table: pd.DataFrame) -> str:
     return readable(table).to_html(index=False, border=0, classes="numbers", justify="left")
 
 
-def markdown(table: pd.DataFrame, spread: Spread = "interval") -> str:
-    """The readable table for a README."""
-    return render(_rows(table, spread), markdown=True)
-
-
-def plain(table: pd.DataFrame, spread: Spread = "interval") -> str:
-    """The readable table for a terminal."""
-    return render(_rows(table, spread))
+def aligned(table: pd.DataFrame, spread: Spread = "interval", markdown: bool = False) -> str:
+    """The readable table for a terminal, or as Markdown."""
+    texts = _texts(table, spread)
+    return render([{text.name: text.cells[row] for text in texts} for row in range(len(table))], markdown)
 
 
 def csv(table: pd.DataFrame) -> str:
@@ -198,11 +194,6 @@ def cell(name: str, value: Any) -> str:
     if "(%)" in name or "points" in name or name.startswith("rounds to"):
         return f"{value:.1f}"
     return f"{value:.4g}"
-
-
-def _rows(table: pd.DataFrame, spread: Spread) -> list[dict[str, str]]:
-    texts = _texts(table, spread)
-    return [{text.name: text.cells[row] for text in texts} for row in range(len(table))]
 
 
 def _texts(table: pd.DataFrame, spread: Spread) -> list[Text]:
@@ -253,16 +244,20 @@ def _spread(name: str, row: dict[Any, Any], spread: Spread) -> str:
 def _best(table: pd.DataFrame, name: str, cells: Sequence[str]) -> frozenset[int]:
     """The rows of the best case under each of the conditions, which stand before the case; equal text is equal."""
     direction = next((how for start, how in BETTER.items() if name.startswith(start)), None)
-    if direction is None or "case" not in table or len(table) < 2:
+    if direction is None or "case" not in table:
         return frozenset()
     conditions = [str(c) for c in table][: list(table).index("case")]
     rows = table.reset_index(drop=True).assign(text=list(cells))
-    rows = rows.loc[~rows["case"].isin(OUTSIDE) & rows[name].notna()]
-    best: list[int] = []
+    rows = rows.loc[~rows["case"].isin(OUTSIDE)]
+    arrivals = name.replace("rounds to", "reached")
+    best: set[int] = set()
     for contest in contests.groups(rows, conditions):
-        winner = contest[name].agg(f"idx{direction}")
-        equal = contest.index[contest["text"].eq(contest.loc[winner, "text"])]
-        best += list(equal) if len(contest) > 1 else []
+        known = contest.loc[contest[name].notna()]
+        if arrivals != name and arrivals in known:  # who gets there more often comes before who is sooner there
+            known = known.loc[known[arrivals].eq(known[arrivals].max())]
+        if len(contest) > 1 and len(known):
+            winner = known.loc[known[name].agg(f"idx{direction}"), "text"]
+            best |= set(known.index[known["text"].eq(winner)])
     return frozenset(best)
 
 
@@ -273,4 +268,4 @@ def _named(table: pd.DataFrame, name: str) -> str:
     for column in names:
         if {column.lower(), column.partition(" (")[0].lower()} & wanted:
             return column
-    raise no_such("column", name, table[names])
+    raise unknown("column", name, names)

@@ -213,7 +213,9 @@ def test_compare_prints_a_table_and_saves_a_picture(out, capsys):
     assert rows[0].split("|")[1].strip() == "method"
     assert [row.split("|")[1].strip() for row in rows[2:]] == ["fedavg", "product only"]
     assert all("±" in row for row in rows[2:])
-    assert (out / "comparison.png").stat().st_size > 1000
+    (picture,) = out.glob("*.png")
+    assert picture.name.startswith("comparison-fedavg-product_only-")  # what it compares
+    assert picture.stat().st_size > 1000
 
 
 def test_ctrl_c_is_quiet(monkeypatch, capsys):

@@ -17,7 +17,6 @@ from analysis.claims.claim import CannotTell, Checked, Claim, Finding, Mean, Sta
 from analysis.claims.writing import VERDICTS, markdown, origin, overview, rules
 from analysis.parts import Part
 from fl_lightning.errors import UserError
-from fl_lightning.system.text import render
 
 
 def check(parts: Iterable[Part]) -> Iterator[Checked]:

@@ -1,7 +1,7 @@
 """fl-lightning compare: several methods on the same problem, with a table and a picture."""
 
 import re
-import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning import config as configuration
 from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.table import add_formats
 from fl_lightning.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -27,15 +28,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config", action="append", default=[], help="YAML file with settings; flags override it")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
     parser.add_argument("--name", help="to select its runs by, as fl-lightning report --study NAME [from the methods]")
-    parser.add_argument("--picture", type=Path, help="where to save the learning curves [OUT/comparison.png]")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--picture", type=Path, help="where to save the learning curves [OUT/comparison-NAME.png]")
+    add_formats(parser)
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
     options, flags = parser.parse_known_args(list(arguments))
     from tune import study_file  # which imports this package
+    from tune.comparison import name_of
 
     flags = [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
     require(0 < options.threshold <= 1, f"--threshold must lie in (0, 1], got {options.threshold:g}; 0.8 is 80 %")
-    options.picture = writable_picture(options.picture or options.out / "comparison.png")
     variants = [variant for variant in options.methods.split(",") if variant]
     require(bool(variants), "--methods needs at least one name; see fl-lightning list methods")
     try:
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     settings = configuration.flags_to_settings(flags)
     for key in ("method", "seed"):
         require(key not in settings, f"--{key} is what a comparison varies; use --{key}s")
+    options.name = options.name or name_of(settings, variants)
+    options.picture = writable_picture(options.picture or options.out / f"comparison-{options.name}.png")
     show(settings, variants, seeds, options)
     return 0
 
@@ -81,18 +84,36 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
         bars.append(Progress(config.federation.rounds, f"{variant} seed {config.seed}"))
         return bars[-1].show
 
-    name = options.name or comparison.name_of(settings, variants)
-    outcomes = comparison.compare(settings, variants, seeds, options.out, announce, options.fresh, name)
+    outcomes = comparison.compare(settings, variants, seeds, options.out, announce, options.fresh, options.name)
     bars[-1].close()
-    print(render(comparison.table(outcomes, options.threshold), options.markdown))
+    for_file = options.latex or options.csv
+    if for_file:
+        print(written(outcomes, options), end="")
+    else:
+        print(render(comparison.table(outcomes, options.threshold), options.markdown))
+    beside = sys.stderr if for_file else sys.stdout  # so that > table.tex holds nothing but the table
     for outcome in outcomes:
         if outcome.result.status != "finished":
-            print(f"{outcome.variant} seed {outcome.seed}: {outcome.result.message}")
+            print(f"{outcome.variant} seed {outcome.seed}: {outcome.result.message}", file=beside)
     picture = draw(outcomes, options.picture)
     if picture is not None:
-        print(f"\nlearning curves  {picture}")
-    print(f"compare runs     fl-lightning ui --out {options.out}")
-    print(f"their report     fl-lightning report --runs {options.out} --study {shlex.quote(name)}")
+        print(f"\nlearning curves  {picture}", file=beside)
+    print(f"compare runs     fl-lightning ui --out {options.out}", file=beside)
+    print(f"their report     fl-lightning report --runs {options.out} --study {options.name}", file=beside)
+
+
+def written(outcomes: Sequence["Outcome"], options: Namespace) -> str:
+    """The table for a paper or for a program."""
+    from analysis import formats, results, tables
+    from analysis.figures.curves import finals
+
+    rounds = results.rounds((outcome.variant, outcome.config, outcome.result) for outcome in outcomes)
+    require(len(rounds) > 0, "no run has measured a round, so there is no table")
+    table = tables.accuracy_and_rounds(finals(rounds), rounds, (options.threshold,))
+    if options.csv:
+        return formats.csv(table)
+    caption = formats.caption_of("Accuracies and rounds to a threshold", table, "std")
+    return formats.latex(table, caption, f"tab:{options.name}", "std")
 
 
 def draw(outcomes: Sequence["Outcome"], path: Path) -> Path | None:
