@@ -21,11 +21,8 @@ def at_edges(best: pd.DataFrame, runs: pd.DataFrame) -> list[dict[str, Side]]:
     found = []
     for _, row in best.iterrows():
         mine = runs.loc[runs["case"].eq(row["case"])]
-        space = (
-            declared[row["case"]]
-            if row["case"] in declared
-            else {key: Range("grid", tuple(mine[key].dropna().unique())) for key in tuned}
-        )
+        seen = {key: Range("grid", tuple(mine[key].dropna().unique())) for key in tuned}
+        space = declared.get(row["case"], seen)
         chosen = {key: row[key] for key in space if key in row}
         found.append(edges(chosen, {key: space[key] for key in chosen}))
     return found

@@ -79,6 +79,13 @@ def sweep_here(name, out, patch):
     """What `fl-lightning sweep NAME --scale smoke` does, in this process instead of a cluster."""
     from tune.study_file import load
     from tune.sweep import Options, sweep
+
+    without_ray(patch)
+    assert not sweep(load(name, "smoke"), Options(out), lambda _: None).failures
+
+
+def without_ray(patch):
+    """Sweeps compute in this process."""
     from tune.work import one_after_the_other
 
     def fit(runner, space, order, count, work):
@@ -89,4 +96,3 @@ def sweep_here(name, out, patch):
     patch.setattr("tune.sweep._Runner._fit", fit)
     patch.setattr("tune.sweep._ray", lambda: SimpleNamespace(grid_search=list))
     patch.setattr("tune.sweep.connected", lambda *_: nullcontext(1))
-    assert not sweep(load(name, "smoke"), Options(out), lambda _: None).failures
