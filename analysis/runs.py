@@ -23,10 +23,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 import yaml
 
+from analysis import versions
 from analysis.columns import cases_of, narrow, no_such, pivot, status_of, typed
 from analysis.store import Content, Store, open_store
 from fl_lightning.errors import UserError, unknown
 from fl_lightning.runs.palette import DISPLAY
+from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
 from fl_lightning.runs.track import PARENT_TAG
 from tune.edges import spaces
 
@@ -133,7 +135,7 @@ class Runs:
         reached = content.latest.loc[content.latest["key"].eq("GA")].set_index("run_id")["round"]
         frame["rounds"] = reached.reindex(frame.index).fillna(0).astype(int)
         frame["best_GA"] = content.best.set_index("run_id")["value"].reindex(frame.index).astype(float)
-        for name in ("partition", "identity", "diverged", "case", "study"):
+        for name in ("partition", "identity", "diverged", "case", "study", SETTINGS_TAG, VERSIONS_TAG):
             frame[name] = tags.get(name)
         frame["status"] = status_of(frame.pop("state"), tags.get("status"))
         for name in ("GA", "LA"):
@@ -210,8 +212,11 @@ class Runs:
         repeated = table["identity"].notna() & table.sort_values(["ended", "start"]).duplicated("identity", keep="last")
         if repeated.any():
             remarks.append(f"{repeated.sum()} runs were repeated with --fresh; only the newest of each counts")
-        table = table.loc[~repeated].reset_index(drop=True)
-        remarks += _unfinished(table)
+        table = table.loc[~repeated]
+        if (older := versions.superseded(table)).any():
+            remarks.append(f"{older.sum()} runs were made by an older version of the code and computed again since")
+        table = table.loc[~older].reset_index(drop=True)
+        remarks += [*versions.mixed(table), *_unfinished(table)]
         table.attrs["remarks"] = remarks
         if study is not None and (sweep := self.sweep(study, str(table["scale"].iloc[0]))):
             table.attrs["conditions"] = list(sweep.content.get("environments") or ())

@@ -216,7 +216,7 @@ def read_yaml(path: str) -> list[str]:
     except OSError as error:
         raise UserError(f"cannot read the configuration {path}: {error.strerror}") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is no valid YAML: {_one_line(str(error))}") from None
+        raise UserError(f"{path} is not valid YAML: {_one_line(str(error))}") from None
     require(isinstance(content, dict), f"{path} must hold settings as `key: value`, got {type(content).__name__}")
     return [f"--{key}={_as_flag(value)}" for key, value in _flatten(content).items()]
 
@@ -268,11 +268,12 @@ def schema_of(names: Mapping[str, str]) -> dict[str, Field]:
 def _fields_of(cls: type[Any]) -> Mapping[str, Field]:
     """The settings of a class: the arguments of its constructor that have a default, explained by its docstring."""
     texts = {param.arg_name: param.description or "" for param in parse_docstring(inspect.getdoc(cls) or "").params}
-    hints = get_type_hints(cls.__init__, localns={"Callback": object})
+    hints = get_type_hints(cls.__init__)
+    hidden = getattr(cls, "python_only", ())
     return {
         name: Field(hints.get(name, Any), parameter.default, " ".join(texts.get(name, "").split()))
         for name, parameter in inspect.signature(cls).parameters.items()
-        if parameter.default is not inspect.Parameter.empty and name != "callbacks"
+        if parameter.default is not inspect.Parameter.empty and name not in hidden
     }
 
 

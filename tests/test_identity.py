@@ -7,6 +7,7 @@ import pytest
 from mlflow import MlflowClient
 
 from fl_lightning import experiment
+from fl_lightning.__main__ import main
 from fl_lightning.config import Field, configure, fields_of
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.runs import folder as run_folder
@@ -85,3 +86,16 @@ def test_a_run_records_what_made_it(out):
 @pytest.mark.parametrize("key", ["method", "data", "model", "engine", "loop", "partition", "augmentation"])
 def test_every_part_has_a_version(key):
     assert versions(config())[key] == 1
+
+
+def test_the_command_says_that_another_version_had_finished_the_run(out, monkeypatch, capsys):
+    flags = [f"--{key}={value}" for key, value in SETTINGS.items()]
+    assert main(["run", *flags, "--out", str(out)]) == 0
+    assert "another version" not in capsys.readouterr().out
+    monkeypatch.setattr(FedAvg, "version", 2)
+    assert main(["run", *flags, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "this run is also there from another version of the code (method version 1, now 2), which is not used" in said
+    )
+    assert "had finished before" not in said

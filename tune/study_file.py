@@ -86,7 +86,7 @@ def _read(name: str) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # whatever a user's Python file may do

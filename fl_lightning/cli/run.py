@@ -26,6 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         print(config.yaml(), end="")
         return 0
     from fl_lightning.cli.progress import Progress
+    from fl_lightning.cli.versions import notice
     from fl_lightning.experiment import run  # imports what only a run needs
 
     with Progress(config.federation.rounds, _label(config), options.quiet, options.verbose) as progress:
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
         final = result.final
         errors = "".join(f", {name} {final[name]:.3g}" for name in ("AE", "LF") if name in final)
         print(f"{_label(config)}: GA {final['GA']:.2%}, LA {final['LA']:.2%}{errors} after round {len(result.history)}")
+        if note := notice([config], options.out):
+            print(note)
         if result.reused:
             print("this run had finished before and was not computed again; --fresh does that")
         print(f"files    {result.folder}")

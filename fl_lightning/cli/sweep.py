@@ -62,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def show(study: "Study", how: "Options", options: Namespace, curves: bool = False) -> int:
     """Sweep with a progress line, then print the table, and draw the curves if asked to."""
+    from fl_lightning.cli.versions import notice
     from tune.outcome import rows
     from tune.sweep import sweep
 
@@ -80,6 +81,8 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
     for sentence in findings:
         print(textwrap.fill(f"- {sentence}", 100, subsequent_indent="  "))
     print(f"\n{_counted(study, outcome)}, in {_duration(time.monotonic() - start)}")
+    if note := notice([config for cell in outcome.cells for config in cell.cell.configs], how.out):
+        print(note)
     if report is not None:
         print(f"report   {_shown(report)}")
     if curves and table:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,9 +17,6 @@ from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
 from fl_lightning.method import Context, Method
 from fl_lightning.params import Params
 from fl_lightning.task import Task, Weights
-
-if TYPE_CHECKING:
-    from pytorch_lightning import Callback
 
 # Lightning's notices (devices found, tips, advice on loaders) say nothing about a fit of one client.
 LOGGERS = ("pytorch_lightning", "lightning.pytorch", "pytorch_lightning.utilities.rank_zero")
@@ -36,7 +33,10 @@ class Lightning(Engine):
         callbacks: Further Lightning callbacks, called for every client's fit (from Python only).
     """
 
-    callbacks: "tuple[Callback, ...]" = ()
+    # Objects, which no flag can name; of type Any, because importing Lightning for its name takes seconds.
+    python_only: ClassVar[frozenset[str]] = frozenset({"callbacks"})
+
+    callbacks: tuple[Any, ...] = ()
 
     def fit(
         self, method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]

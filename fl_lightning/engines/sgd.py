@@ -11,6 +11,13 @@ def is_plain(training: Training) -> bool:
     return training.momentum == 0 and training.weight_decay == 0 and training.clip_norm is None
 
 
+def clipped(grad: Params, largest: float) -> Params:
+    """The gradient, shortened to this norm if it is longer; as torch.nn.utils.clip_grad_norm_ has it."""
+    norm = torch.stack([g.square().sum() for g in grad.values()]).sum().sqrt()
+    scale = (largest / (norm + 1e-6)).clamp(max=1.0)
+    return zip_map(lambda g: g * scale, grad)
+
+
 def sgd(params: Params, grad: Params, velocity: Params, training: Training) -> tuple[Params, Params]:
     """One update: clip, add the weight decay, fold into the velocity, step.
 
@@ -24,9 +31,7 @@ def sgd(params: Params, grad: Params, velocity: Params, training: Training) -> t
         The new parameters and the new velocity.
     """
     if training.clip_norm is not None:
-        norm = torch.stack([g.square().sum() for g in grad.values()]).sum().sqrt()
-        scale = (training.clip_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-        grad = zip_map(lambda g: g * scale, grad)
+        grad = clipped(grad, training.clip_norm)
     if training.weight_decay:
         grad = zip_map(lambda g, p: g.add(p, alpha=training.weight_decay), grad, params)
     if training.momentum:

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from fl_lightning.engines.sgd import clipped
 from fl_lightning.method import Cohort, Context, Local, Method, Step
-from fl_lightning.params import Params, flatten, weighted_sum, zeros, zip_map
+from fl_lightning.params import Params, weighted_sum, zeros, zip_map
 from fl_lightning.training import Training
 
 
@@ -53,8 +54,7 @@ class FedSGD(Method):
         grad: Params = local.trace
         clip_norm, weight_decay = local.training.clip_norm, local.training.weight_decay
         if clip_norm is not None:
-            scale = (clip_norm / (flatten(grad).norm() + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-            grad = zip_map(lambda g: g * scale, grad)
+            grad = clipped(grad, clip_norm)
         if weight_decay:
             grad = zip_map(lambda g, p: g.add(p, alpha=weight_decay), grad, context.start)
         return Report(grad)

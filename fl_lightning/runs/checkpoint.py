@@ -29,7 +29,7 @@ CURRENT, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 
 
 class DamagedError(Exception):
-    """A file that is no complete checkpoint of ours."""
+    """A file that is not a complete checkpoint of ours."""
 
 
 class Saved(NamedTuple):
@@ -162,7 +162,7 @@ def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     except (SafetensorError, OSError, ValueError) as error:
         raise DamagedError(f"is damaged ({error})") from None
     if header.get("format") != FORMAT:
-        raise DamagedError("is no checkpoint of this program")
+        raise DamagedError("is not a checkpoint of this program")
     if header["checksum"] != str(_checksum(tensors)):
         raise DamagedError("is damaged (its checksum does not match)")
     return header, tensors

@@ -4,6 +4,7 @@ import functools
 import json
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def tags(config: RunConfig) -> dict[str, str]:
     }
     if commit := git_commit():
         found["mlflow.source.git.commit"] = commit
+    return found
+
+
+def versions_of(tags: Mapping[str, str]) -> dict[str, int | str]:
+    """The versions that made a run, from its tags; none if it is older than they are."""
+    found: dict[str, int | str] = json.loads(tags.get(VERSIONS_TAG, "{}"))
     return found
 
 

@@ -194,7 +194,7 @@ def test_studies_that_are_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("bad.yaml", "base: {data: [digits", "bad.yaml is no valid YAML"),
+        ("bad.yaml", "base: {data: [digits", "bad.yaml is not valid YAML"),
         ("bad.yaml", "- 1\n- 2\n", "must hold a mapping with base, cases, space"),
         ("bad.yaml", "", "must hold a mapping with base, cases, space"),
         ("bad.py", "x = 1 / 0", "bad.py cannot be run: ZeroDivisionError: division by zero"),

@@ -110,7 +110,7 @@ def _decode(files: Sequence[Path], size: int | None) -> Array:
                 warnings.simplefilter("error")  # an image that may be a decompression bomb
                 return Image.open(file)
         except UnidentifiedImageError:
-            raise UserError(f"{file} is no image; replace or remove it") from None
+            raise UserError(f"{file} is not an image; replace or remove it") from None
         except (OSError, ValueError, Image.DecompressionBombError, Warning) as error:
             raise UserError(f"cannot read {file}: {' '.join(str(error).split())}; replace or remove it") from None
 
