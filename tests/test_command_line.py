@@ -242,3 +242,19 @@ def test_verbose_shows_all_metrics(out, capsys):
     _, _, error = call(capsys, "run", "--method", "fola", *flags, "--out", out, "--verbose")
     assert "round 2: GA" in error
     assert "weight_shift" in error
+
+
+def test_compare_prints_a_table_for_a_paper_and_nothing_else(out, capsys):
+    flags = ["--methods", "fedavg,fola", "--seeds", "0,1", *(flag for flag in QUICK if flag != "--quiet"), "--out", out]
+    code, text, error = call(capsys, "compare", *flags, "--name", "two", "--threshold", 0.1, "--latex")
+    assert code == 0
+    assert text.startswith("% \\usepackage{booktabs}\n\\begin{table}")
+    assert text.endswith("\\end{table}\n")
+    assert "\\label{tab:two}" in text
+    assert text.count("$\\pm$") >= 4
+    assert str(out / "comparison-two.png") in error
+    code, text, _ = call(capsys, "compare", *flags, "--name", "two", "--threshold", 0.1, "--csv")
+    first, *rows = text.splitlines()
+    assert first.startswith("case,")
+    assert "rounds to 10%" in first
+    assert [row.partition(",")[0] for row in rows] == ["FedAvg", "FOLA"]
