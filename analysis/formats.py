@@ -91,18 +91,24 @@ def chosen(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def latex(
-    table: pd.DataFrame, caption: str = "", label: str = "", spread: Spread = "interval", bold: bool = True
+    table: pd.DataFrame,
+    caption: str = "",
+    label: str = "",
+    spread: Spread = "interval",
+    bold: bool = True,
+    wide: bool = False,
 ) -> str:
     """A table that goes into a paper as it is; it needs the package booktabs.
 
     Args:
         table: Of `analysis.tables`.
-        caption: Above it, which says the n that all rows have in common; without one there is only the tabular.
+        caption: Above it; where it says the n that all rows share, they do not. Without one there is only the tabular.
         label: To refer to it by.
         spread: What stands beside a mean.
         bold: Whether the best of every contest is bold.
+        wide: Over both columns of a paper.
     """
-    texts = [text for text in _texts(table, spread) if not (caption and text.name == "n" and len(set(text.cells)) == 1)]
+    texts = [text for text in _texts(table, spread) if text.name != "n" or not _said(caption, text.cells)]
     shown = [
         [
             rf"\textbf{{{escaped(cell)}}}" if bold and row in text.best else escaped(cell)
@@ -121,7 +127,9 @@ def latex(
     ]
     if caption:
         named = [rf"\label{{{label}}}"] if label else []
-        lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{escaped(caption)}}}", *named, *lines, r"\end{table}"]
+        place = "table*" if wide else "table"
+        head = [rf"\begin{{{place}}}[t]", r"\centering", rf"\caption{{{escaped(caption)}}}", *named]
+        lines = [*head, *lines, rf"\end{{{place}}}"]
     return "\n".join([r"% \usepackage{booktabs}", *lines, ""])
 
 
@@ -134,11 +142,11 @@ def caption_of(title: str, table: pd.DataFrame, spread: Spread, bold: bool = Tru
     kinds = [
         words
         for mark, words in (
-            (" ± ", "standard deviation"),
-            (" [", "95 % bootstrap interval in square brackets"),
-            (" to ", "range in brackets"),
+            (r" ± ", "standard deviation"),
+            (r" \[-?\d", "95 % bootstrap interval in square brackets"),
+            (r" \(-?[\d.]+ to ", "range in brackets"),
         )
-        if mark in cells
+        if re.search(mark, cells)
     ]
     text = f"{title}. Mean{' ± ' if ' ± ' in cells else ' and ' if kinds else ''}{' and '.join(kinds)}{runs}."
     shares = " In brackets, how many of the runs get there." if re.search(r"\(\d+/\d+\)", cells) else ""
@@ -174,10 +182,11 @@ def save(table: pd.DataFrame, stem: Path, title: str = "") -> list[Path]:
 def escaped(text: str) -> str:
     r"""Text as LaTeX takes it.
 
-    >>> escaped("GA (%) ± a_b"), escaped("no\nlines")
-    ('GA (\\%) $\\pm$ a\\_b', 'no lines')
+    >>> escaped("GA (%) ± a_b"), escaped("non-IID (-1.5)")
+    ('GA (\\%) $\\pm$ a\\_b', 'non-IID ($-$1.5)')
     """
-    return "".join(SPECIAL.get(character, character) for character in " ".join(text.split()))
+    signed = re.sub(r"(?<![\w-])-(?=\d)", "−", " ".join(text.split()))
+    return "".join(SPECIAL.get(character, character) for character in signed)
 
 
 def cell(name: str, value: Any) -> str:
@@ -200,6 +209,11 @@ def _texts(table: pd.DataFrame, spread: Spread) -> list[Text]:
     """The columns that a reader sees."""
     names = [str(name) for name in table if str(name) not in table.attrs.get("hidden", ())]
     return [_text(table, name, spread) for name in names if not _joins(table, name) and _says_something(table, name)]
+
+
+def _said(caption: str, numbers: Sequence[str]) -> bool:
+    """Whether a caption has the number of runs that all rows have."""
+    return len(set(numbers)) == 1 and f"n = {numbers[0]} " in caption
 
 
 def _joins(table: pd.DataFrame, name: str) -> bool:

@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--caption", help="of the LaTeX table [says what it holds]")
     parser.add_argument("--label", help="of the LaTeX table [tab:STUDY-NAME]")
     parser.add_argument("--no-bold", action="store_true", help="LaTeX without the best in bold")
+    parser.add_argument("--wide", action="store_true", help="LaTeX over both columns of a paper")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it [on the terminal]")
     parser.add_argument(
         "--runs", "--store", metavar="FOLDER", help="folder of runs, or MLflow URI [$MLFLOW_TRACKING_URI or runs]"
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.latex:
         caption = options.caption or formats.caption_of(entry.title, table, options.spread, not options.no_bold)
         label = options.label or f"tab:{'-'.join(filter(None, (part.study, name)))}"
-        text = formats.latex(table, caption, label, options.spread, not options.no_bold)
+        text = formats.latex(table, caption, label, options.spread, not options.no_bold, options.wide)
     elif options.csv:
         text = formats.csv(table)
     else:

@@ -26,7 +26,7 @@ def body(text):
 
 def check_latex(text):
     """What TeX would complain about."""
-    begun, ended = (re.findall(rf"\\{word}{{(\w+)}}", text) for word in ("begin", "end"))
+    begun, ended = (re.findall(rf"\\{word}{{([\w*]+)}}", text) for word in ("begin", "end"))
     assert begun == ended[::-1]
     bare = re.sub(r"\\[&%$#_{}]", "", "\n".join(line for line in text.splitlines() if not line.startswith("%")))
     assert bare.count("{") == bare.count("}")
@@ -48,6 +48,18 @@ def test_latex_is_well_formed(spread, seeds):
     assert "\\label{tab:x}" in text
     assert text.index("\\caption") < text.index("\\begin{tabular}")
     assert "\\begin{table}" not in formats.latex(table)
+    assert check_latex(formats.latex(table, "two columns", wide=True))
+
+
+def test_n_is_in_the_caption_or_in_the_table_and_minus_is_no_hyphen():
+    table = accuracy()
+    assert " & n " not in formats.latex(table, formats.caption_of("A", table, "std"), spread="std")
+    assert " & n " in formats.latex(table, "Of my own")
+    loser = tables.paired_comparison(last_rounds(rounds_table()), "FedAvg", "FOLA")
+    assert loser["difference (points)"].iloc[0] < 0
+    text = formats.latex(loser, "Pairs")
+    check_latex(text)
+    assert not re.search(r"(?<!\$)-\d", text)
 
 
 def test_a_mean_and_its_spread_share_a_cell():
