@@ -128,14 +128,16 @@ def latex(
     if caption:
         named = [rf"\label{{{label}}}"] if label else []
         place = "table*" if wide else "table"
-        head = [rf"\begin{{{place}}}[t]", r"\centering", rf"\caption{{{escaped(caption)}}}", *named]
+        head = [rf"\begin{{{place}}}[t]", r"\centering", rf"\caption{{{escaped(caption)}}}", *named, r"\smallskip"]
         lines = [*head, *lines, rf"\end{{{place}}}"]
     return "\n".join([r"% \usepackage{booktabs}", *lines, ""])
 
 
 def caption_of(title: str, table: pd.DataFrame, spread: Spread, bold: bool = True) -> str:
-    """What a reader of a paper must know: what the cells are, of how many runs."""
+    """What a reader of a paper must know: what the cells are, of how many runs; by default called by its columns."""
     texts = _texts(table, spread)
+    names = [text.name.partition(" (")[0] for text in texts if text.numeric and text.name != "n"]
+    title = title or " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
     numbers = sorted({int(n) for n in table["n"]}) if "n" in table else []
     runs = f" over n = {numbers[0]}{f' to {numbers[-1]}' if len(numbers) > 1 else ''} runs" if numbers else ""
     cells = " ".join(cell for text in texts for cell in text.cells)

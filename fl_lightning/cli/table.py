@@ -64,7 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     columns = [column.strip() for column in (options.columns or "").split(",") if column.strip()]
     table = formats.chosen(table, columns)
     if options.latex:
-        caption = options.caption or formats.caption_of(entry.title, table, options.spread, not options.no_bold)
+        title = "" if columns else entry.title
+        caption = options.caption or formats.caption_of(title, table, options.spread, not options.no_bold)
         label = options.label or f"tab:{'-'.join(filter(None, (part.study, name)))}"
         text = formats.latex(table, caption, label, options.spread, not options.no_bold, options.wide)
     elif options.csv:

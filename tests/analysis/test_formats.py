@@ -126,6 +126,7 @@ def test_the_command(smoke_store, tmp_path, capsys):
     assert code == 0
     assert check_latex(text) == "lrr"
     assert "\\label{tab:demo-accuracy}" in text
+    assert "\\caption{GA and rounds to 10\\%. Mean" in text
     assert len(body(text)) == 3
     code, text, _ = call(capsys, *some, "--where", "method=fola", "--csv")
     assert pd.read_csv(io.StringIO(text))["case"].to_list() == ["FOLA"]

@@ -44,7 +44,7 @@ def test_from_the_demo_to_a_paper(tmp_path, empty_store, monkeypatch, capsys):
     (paper,) = fenced("latex")
     for target in re.findall(r"\\input{(\w+)}", paper):
         assert Path(f"{target}.tex").exists()
-    for target in re.findall(r"\\includegraphics{(\w+)}", paper):
+    for target in re.findall(r"\\includegraphics\[.*\]{(\w+)}", paper):
         assert Path(f"{target}.pdf").read_bytes().startswith(b"%PDF")
     labels = set(re.findall(r"\\label{([^}]+)}", paper + Path("table.tex").read_text()))
     assert set(re.findall(r"\\ref{([^}]+)}", paper)) == labels
