@@ -2,22 +2,31 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+# Python 3.12 and later can tell which lines run at almost no cost.
+COVERAGE := COVERAGE_CORE=$(shell $(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 
-.PHONY: setup demo test check golden bench format clean
+.PHONY: setup demo test quick check docs golden bench chaos format clean
 
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fl_lightning needs Python 3.11 or newer; try make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	@echo "installing PyTorch, Lightning, Ray and MLflow into .venv: about 2 GB, a few minutes"
+	$(BIN)/pip install --disable-pip-version-check --editable '.[dev,docs]'
 	touch $@
 
 demo: setup
 	$(BIN)/fl-lightning demo
 
 test: setup check
-	$(BIN)/python -m pytest --numprocesses=2
+	$(COVERAGE) $(BIN)/python -m pytest --numprocesses=2 --cov --cov-report=
+	@echo "lines of fl_lightning, tune and analysis that tests run: $$($(BIN)/coverage report --format=total) %" \
+	    "(coverage report shows which are left)"
+
+# Without what starts processes, writes to a store or takes long: for the inner loop, in under two minutes.
+quick: setup check
+	$(BIN)/python -m pytest --numprocesses=2 -m 'not slow'
 
 check: setup
 	$(BIN)/ruff check .
@@ -28,12 +37,20 @@ check: setup
 golden: setup
 	$(BIN)/python -m tests.golden
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html; for the search box: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
+
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# Longer and random: kills, damage, settings by chance. The seed is printed.
+chaos: setup
+	$(BIN)/python -m tests.faults.chaos --minutes 10
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build site .coverage *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

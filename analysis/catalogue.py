@@ -154,13 +154,14 @@ CATALOGUE: tuple[Entry, ...] = (
 
 
 class TableEntry(NamedTuple):
-    """A table: when it makes sense, and how it is made."""
+    """A table: when it makes sense, how it is made, and whether it is about settings that were chosen."""
 
     key: str
     title: str
     about: str
     fits: Callable[[Part], bool]
     make: Callable[[Part], pd.DataFrame]
+    of_chosen: bool = False
 
 
 TABLES: tuple[TableEntry, ...] = (
@@ -170,22 +171,24 @@ TABLES: tuple[TableEntry, ...] = (
         f"At the best setting of every case. {tables.NOTE}",
         lambda m: True,
         lambda m: tables.accuracy_and_rounds(m.runs, m.rounds, m.thresholds),
+        of_chosen=True,
     ),
     TableEntry(
         "best",
         "Best settings",
-        "Chosen and reported on the same seeds and test set, so a little too good for every case alike. With unequal "
-        "numbers of settings compare what to expect of the best of equally many.",
+        "With unequal numbers of settings compare what to expect of the best of equally many.",
         lambda m: bool(contests.tuned(m.runs)),
         lambda m: tables.best_settings(m.runs),
+        of_chosen=True,
     ),
     TableEntry(
         "paired",
         "Paired comparison",
-        "Differences of GA on equal seeds and partitions; Wilcoxon's signed-rank test, with Holm's correction for all "
-        "tests of this table; effect: rank-biserial correlation from -1 to 1.",
+        "Differences of GA on equal seeds and partitions, at the best setting of every case; Wilcoxon's signed-rank "
+        "test, with Holm's correction for all tests of this table; effect: rank-biserial correlation from -1 to 1.",
         lambda m: True,
         lambda m: tables.paired_comparison(m.runs),
+        of_chosen=True,
     ),
     TableEntry(
         "correlations",

@@ -9,8 +9,11 @@ import pandas as pd
 
 from fl_lightning import discovery
 from fl_lightning.config import fields_of
+from fl_lightning.data.partition import Split
 from fl_lightning.errors import UserError
+from fl_lightning.federation import Federation
 from fl_lightning.runs.palette import DISPLAY
+from fl_lightning.training import Training
 
 EXAMPLES = ("data.alpha", "training.lr", "method.strength", "seed", "GA", "LA")
 
@@ -52,6 +55,18 @@ def typed(settings: pd.DataFrame) -> pd.DataFrame:
         values = pd.Series([meaning[text] for text in settings[name]], index=settings.index, dtype=object)
         columns[name] = values.infer_objects()
     return pd.DataFrame(columns, index=settings.index)
+
+
+def with_defaults(settings: pd.DataFrame) -> pd.DataFrame:
+    """What a run from before a setting existed did is what its default does now."""
+    for section, cls in (("data", Split), ("training", Training), ("federation", Federation)):
+        for name, item in fields_of(cls).items():
+            key = f"{section}.{name}"
+            if key in settings and item.default is not None and settings[key].isna().any():
+                settings[key] = settings[key].map(
+                    lambda value, default=item.default: default if pd.isna(value) else value
+                )
+    return settings
 
 
 def hashable(value: Any) -> Any:

@@ -1,25 +1,25 @@
 """Which runs compete with which: conditions, settings that are tuned, seeds, and the best setting of everybody.
 
 A *contest* has one set of conditions (data, partition, model, rounds). In it every *case* (a method, or a variant of
-it) has tried some *settings* (learning rate, epochs, strength), each with some seeds. The best setting of a case is the
-one with the largest mean over seeds; a setting that diverged for one seed is worth nothing, and one that lacks seeds
-which others have is not eligible, or luck would decide. If no setting is eligible, the one with the most seeds that
-ended stands for the case, and it is said how many diverged.
+it) has tried some *settings* (learning rate, epochs, strength), each with some seeds. `tune.best` has the rule for the
+best setting of a case, the same for sweeps and reports; what is a condition and what is tuned, the study says, and
+without one the section of a setting does.
 
-The choice and the report use the same seeds and the same test set, as in the paper: the numbers of the best are a
-little too good, for every case alike.
+If a study confirms its choice on fresh seeds, the numbers of the best are of these. If not, the choice and the report
+use the same seeds, as in the paper: the numbers of the best are a little too good, for every case alike.
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from analysis.columns import column
 from analysis.statistics import expected_best, mean_interval
+from tune import best
 
 # The paper's symbols.
 SYMBOLS = {
@@ -46,18 +46,28 @@ def varied(table: pd.DataFrame, sections: Sequence[str]) -> list[str]:
 
 
 def conditions(table: pd.DataFrame, declared: Sequence[str] = ()) -> list[str]:
-    """What makes a contest of its own: varied settings of data, model and rounds, and what the study says is one."""
+    """What makes a contest of its own: varied settings of data, model and rounds, unless the study says that they are
+    tuned or make a case; and what the study says is a condition.
+    """
+    known = _keys(table)
     further = [key for key in (*declared, *table.attrs.get("conditions", ())) if key in table]
     further = [key for key in further if table[key].nunique(dropna=False) > 1]
-    return list(dict.fromkeys([*varied(table, CONDITIONS), *further]))
+    return list(dict.fromkeys([*filter(known.is_condition, varied(table, CONDITIONS)), *further]))
 
 
 def tuned(table: pd.DataFrame, declared: Sequence[str] = ()) -> list[str]:
     """What was tried for every case."""
     fixed = conditions(table, declared)
     cases = table.groupby("case", sort=False)
+    named = [str(key) for key in table if str(key) in _keys(table).tuned and table[key].nunique(dropna=False) > 1]
+    candidates = dict.fromkeys([*varied(table, (*TUNED, *CONDITIONS)), *named])
     # What differs between cases but not within one of them belongs to the case.
-    return [key for key in varied(table, TUNED) if key not in fixed and (cases[key].nunique(dropna=False) > 1).any()]
+    return [key for key in candidates if key not in fixed and (cases[key].nunique(dropna=False) > 1).any()]
+
+
+def _keys(table: pd.DataFrame) -> best.Keys:
+    """What the study of these runs says about settings; nothing without one."""
+    return best.Keys(*(frozenset(table.attrs.get(name, ())) for name in ("conditions", "tuned", "cases")))
 
 
 def setting_numbers(table: pd.DataFrame) -> "pd.Series[int]":
@@ -115,99 +125,167 @@ def final_stage(table: pd.DataFrame) -> pd.DataFrame:
     return kept
 
 
-def best_of_grid(table: pd.DataFrame, metric: str = "GA", keys: Sequence[str] | None = None) -> pd.DataFrame:
-    """The best setting of every case under all conditions.
+def best_of_grid(
+    table: pd.DataFrame, metric: str = "GA", keys: Sequence[str] | None = None, chosen_by: str | None = None
+) -> pd.DataFrame:
+    """The best setting of every case under all conditions; `tune.best` says what is best.
+
+    Where all cases of a contest have runs on seeds that had no part in choosing, the numbers are of these.
 
     Args:
         table: Runs.
-        metric: What is large if good.
-        keys: Conditions; by default whatever varies of data, model and rounds.
+        metric: What is shown.
+        keys: Conditions; by default whatever varies of data, model and rounds, and what the study says.
+        chosen_by: What is large if good; by default the study's own metric, or the one that is shown.
 
     Returns:
         One row per contest and case: the conditions, `case`, `method`, the tuned settings, `mean`, `low`, `high` and
         `n` of the metric, `remark`, `diverged_seeds` (of this setting, if none was eligible), `tried` (settings),
         `diverged` and `incomplete` (settings that were not eligible), `budget` (settings that every case of the contest
-        has), `expected` (best of so many, expected), `run_ids`.
+        has), `expected` (best of so many, expected), `run_ids`; `confirmed`, whether these are runs on fresh seeds, and
+        `chosen_mean`, of the seeds that chose.
     """
     column(table, metric)
+    chosen_by = chosen_by or table.attrs.get("metric") or metric
+    if chosen_by not in table:  # nobody has measured it yet
+        chosen_by = metric
     keys = conditions(table) if keys is None else [key for key in keys if key in table]
-    settings = [key for key in tuned(table) if key not in keys]
+    everything = tuned(table)
+    settings = [key for key in everything if key not in keys]
     rows: list[dict[str, Any]] = []
     for contest in _groups(table, keys):
-        mine = [_best(case, keys, settings, metric) for case in _groups(contest, ["case"])]
-        counts = [len(row["means"]) for row in mine if row["means"]]
-        for row in mine:
-            row["budget"] = min(counts, default=0)
-            means = row.pop("means")
-            row["expected"] = expected_best(means, row["budget"]) if means else math.nan
-        rows += mine
+        found = [_chosen(case, settings, chosen_by) for case in _groups(contest, ["case"])]
+        mine = [one for one in found if one is not None]
+        # A picture that shows a tuned setting compares settings, of which only the best has fresh seeds.
+        needed = [one for one in mine if len(one.good)]
+        confirmed = settings == everything and bool(needed) and all(len(one.fresh) for one in needed)
+        # What diverged was tried as well, and a method that loses settings so has no right to more of the others.
+        counts = [len(one.scores) + one.diverged for one in mine if one.scores]
+        budget = min(counts, default=0)
+        for one in mine:
+            row = _described(one, keys, settings, metric, confirmed and len(one.good) > 0, budget)
+            rows.append({**row, "budget": budget})
     return pd.DataFrame(rows)
 
 
-def _best(runs: pd.DataFrame, keys: Sequence[str], settings: Sequence[str], metric: str) -> dict[str, Any]:
-    """The best setting of one case in one contest."""
-    groups = list(_groups(runs, settings))
-    eligible, diverged, incomplete = [], 0, 0
-    seeds = max(group.loc[group["ended"] | group["status"].eq("diverged"), "seed"].nunique() for group in groups)
-    for group in groups:
-        done = group.loc[group["ended"] & group[metric].notna()].drop_duplicates("seed", keep="last")
-        if group["status"].eq("diverged").any():
-            diverged += 1
-        elif len(done) < max(seeds, 1):
-            incomplete += 1
-        else:
-            eligible.append(done)
-    means = [float(group[metric].mean()) for group in eligible]
-    if eligible:
-        whole = best = eligible[int(np.argmax(means))]
-    else:
-        whole = max(groups, key=lambda group: (group["ended"].sum(), group.loc[group["ended"], metric].mean()))
-        best = whole.loc[whole["ended"] & whole[metric].notna()]
-    interval = mean_interval(best[metric].to_numpy())
-    first = runs.iloc[0]
+class _Chosen(NamedTuple):
+    """The best setting of one case in one contest.
+
+    Attributes:
+        runs: All runs of this setting that had a part in choosing.
+        good: Those of them that ended, one for each seed.
+        fresh: Its runs that confirm it.
+        tried: How many settings there were.
+        diverged: How many of them diverged for some seed.
+        incomplete: How many lack seeds.
+        scores: The means of all that were eligible, by which the choice was made, with their runs.
+    """
+
+    runs: pd.DataFrame
+    good: pd.DataFrame
+    fresh: pd.DataFrame
+    tried: int
+    diverged: int
+    incomplete: int
+    scores: list[tuple[float, pd.DataFrame]]
+
+
+def _chosen(case: pd.DataFrame, settings: Sequence[str], chosen_by: str) -> _Chosen | None:
+    is_fresh = case["confirms"].astype(bool) if "confirms" in case else pd.Series(False, case.index)
+    known = case["ended"] | case["status"].eq("diverged")
+    # In the order in which they were tried, which decides between equals.
+    numbers = case.groupby(list(settings), dropna=False, sort=False).ngroup() if settings else pd.Series(0, case.index)
+    groups = [case.loc[~is_fresh & numbers.eq(number)] for number in numbers.loc[~is_fresh].unique()]
+    if not groups:
+        return None
+    ended = [
+        group.loc[group["ended"] & group[chosen_by].notna()].drop_duplicates("seed", keep="last") for group in groups
+    ]
+    diverged = [int(group.loc[group["status"].eq("diverged"), "seed"].nunique()) for group in groups]
+    tried = [best.Tried(good[chosen_by].tolist(), lost) for good, lost in zip(ended, diverged, strict=True)]
+    complete = best.complete(tried)
+    place = best.best(tried) or 0
+    return _Chosen(
+        runs=groups[place],
+        good=ended[place],
+        fresh=case.loc[known & is_fresh & numbers.eq(numbers[groups[place].index[0]])],
+        tried=len(groups),
+        diverged=sum(one.diverged > 0 for one in tried),
+        incomplete=sum(not whole and one.diverged == 0 for one, whole in zip(tried, complete, strict=True)),
+        scores=[(one.mean, good) for one, good, whole in zip(tried, ended, complete, strict=True) if whole],
+    )
+
+
+def _described(
+    one: _Chosen, keys: Sequence[str], settings: Sequence[str], metric: str, confirmed: bool, budget: int
+) -> dict[str, Any]:
+    runs, good = one.runs, one.good
+    if confirmed:
+        runs = one.fresh
+        good = runs.loc[runs["ended"] & runs[metric].notna()].drop_duplicates("seed", keep="last")
+    first = one.runs.iloc[0]
+    scores = [*(score for score, _ in one.scores), *[-math.inf] * one.diverged]
+    means = [*(float(group[metric].mean()) for _, group in one.scores), *[0.0] * one.diverged]
     return {
         **{key: first[key] for key in keys},
         "case": first["case"],
         "method": first["method"],
-        **{key: whole.iloc[0][key] for key in settings},
-        **interval._asdict(),
-        "diverged_seeds": int(whole["status"].eq("diverged").sum()),
-        "tried": len(groups),
-        "diverged": diverged,
-        "incomplete": incomplete,
-        # What diverged was tried as well, and a method that loses settings so has no right to more of the others.
-        "means": [*means, *[0.0] * diverged] if means else [],
-        "run_ids": tuple(best["run_id"]),
+        **{key: first[key] for key in settings},
+        **mean_interval(good[metric].to_numpy())._asdict(),
+        "diverged_seeds": int(runs["status"].eq("diverged").sum()),
+        "tried": one.tried,
+        "diverged": one.diverged,
+        "incomplete": one.incomplete,
+        "expected": expected_best(means, budget, scores) if one.scores else math.nan,
+        "run_ids": tuple(good["run_id"]),
+        "confirmed": confirmed,
+        "chosen_mean": float(one.good[metric].mean()),
     }
 
 
-def chosen_runs(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+def protocol(table: pd.DataFrame) -> str:
+    """How the numbers of the best settings came about; empty if there was nothing to choose from."""
+    if "protocol" in table.attrs:  # a study knows what it has tried, also for those runs that are not in this table
+        return str(table.attrs["protocol"])
+    return best.protocol("GA", sorted(table["seed"].unique())) if len(table) and tuned(table) else ""
+
+
+def chosen_runs(found: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """The rows of a table that belong to the best settings."""
-    ids = {run_id for ids in best["run_ids"] for run_id in ids} if len(best) else set()
+    ids = {run_id for ids in found["run_ids"] for run_id in ids} if len(found) else set()
     kept = table.loc[table["run_id"].isin(ids)]
     kept.attrs.update(table.attrs)
     return kept
 
 
-def budget_remarks(best: pd.DataFrame) -> list[str]:
+def budget_remarks(found: pd.DataFrame) -> list[str]:
     """Where the choice was not equally free for all, or not complete."""
     remarks: list[str] = []
-    if not len(best):
+    if not len(found):
         return remarks
-    tried = best.groupby("case", sort=False)["tried"].max()
+    tried = found.groupby("case", sort=False)["tried"].max()
     if tried.nunique() > 1:
         each = ", ".join(f"{case} {number}" for case, number in tried.items())
         remarks.append(
             f"unequal budgets: settings tried under each condition: {each}; compare the expected best of equal budgets"
         )
     for name, words in (("diverged", "diverged for some seed"), ("incomplete", "lack seeds")):
-        number = int(best[name].sum())
+        number = int(found[name].sum())
         if number:
-            remarks.append(f"{number} of {int(best['tried'].sum())} settings {words} and could not be chosen")
-    for case, seeds in best.groupby("case", sort=False)["diverged_seeds"].sum().items():
+            remarks.append(f"{number} of {int(found['tried'].sum())} settings {words} and could not be chosen")
+    for case, seeds in found.groupby("case", sort=False)["diverged_seeds"].sum().items():
         if seeds:
             remarks.append(f"{case}: {seeds} seed{'s' if seeds > 1 else ''} diverged; means are of the others")
     return remarks
+
+
+def confirmed_remarks(found: pd.DataFrame) -> list[str]:
+    """Whether the numbers are of seeds that had no part in choosing."""
+    if not len(found) or not found["confirmed"].any():
+        return []
+    numbers = sorted(set(found.loc[found["confirmed"], "n"]))
+    many = " or ".join(map(str, numbers))
+    return [f"the numbers of the best settings are of {many} fresh seeds, which had no part in choosing them"]
 
 
 def symbol(key: str) -> str:

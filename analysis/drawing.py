@@ -11,14 +11,14 @@ from fl_lightning.errors import require
 from fl_lightning.gaussian.full import Full
 from fl_lightning.gaussian.ridge import Landscape, landscape
 from tune import record
-from tune.study import Study
+from tune.picture import Picture
 
 FORMATS = ("png", "svg", "pdf")
 
 
-def draw(study: Study, out: Path) -> tuple[Landscape, Path]:
-    """Compute the landscape of a study, store its arrays and pictures in its folder and in MLflow."""
-    scene = landscape(*_posteriors(study.draw or {}), weight=_weight(study.draw or {}))
+def draw(study: Picture, out: Path) -> tuple[Landscape, Path]:
+    """Compute the landscape that a file describes, store its arrays and pictures in its folder and in MLflow."""
+    scene = landscape(*_posteriors(study.draw), weight=_weight(study.draw))
     folder = out / "sweeps" / f"{study.name}-{study.scale or 'all'}-{study.identity}"
     parent = record.open_sweep(study, out, folder)
     from analysis.figures.landscape import landscape as plane  # imports matplotlib

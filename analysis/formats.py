@@ -15,6 +15,7 @@ import pandas as pd
 from analysis import contests
 from analysis.statistics import MIN_FOR_INTERVAL
 from fl_lightning.errors import unknown
+from fl_lightning.system import spreadsheet
 from fl_lightning.system.text import render
 
 Spread = Literal["std", "interval", "none"]
@@ -168,16 +169,15 @@ def aligned(table: pd.DataFrame, spread: Spread = "interval", markdown: bool = F
 
 def csv(table: pd.DataFrame) -> str:
     """All digits, for programs."""
-    text: str = table.drop(columns=table.attrs.get("hidden", [])).to_csv(index=False, lineterminator="\n")
-    return text
+    return spreadsheet.text(table.drop(columns=table.attrs.get("hidden", [])))
 
 
 def save(table: pd.DataFrame, stem: Path, title: str = "") -> list[Path]:
     """Write CSV with all digits, and LaTeX with caption and label."""
     paths = [stem.with_suffix(".csv"), stem.with_suffix(".tex")]
-    paths[0].write_text(csv(table))
+    spreadsheet.save(table, paths[0])
     caption = caption_of(title, table, "interval") if title else ""
-    paths[1].write_text(latex(table, caption, f"tab:{stem.name}"))
+    paths[1].write_text(latex(table, caption, f"tab:{stem.name}"), encoding="utf-8")
     return paths
 
 

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis import claims, commands, figures, page, style, tables, words
+from analysis import claims, commands, contests, figures, page, style, tables, words
 from analysis.catalogue import CATALOGUE, TABLES, Entry, TableEntry
 from analysis.parts import Part, parts
 from analysis.runs import NoRuns
 from analysis.style import Picture
 from fl_lightning.errors import UserError
+from fl_lightning.system import spreadsheet
 from fl_lightning.system.atomic import write_atomically
 
 # Ids of runs that are printed below a figure; all of them are in runs.csv.
@@ -126,9 +127,7 @@ def write(
     for part in chosen:
         section = _section(part, place)
         _fill(section, part, out, watch)
-        part.runs.drop(columns=["name"], errors="ignore").to_csv(
-            out / "tables" / f"{section.key}-runs.csv", index=False
-        )
+        spreadsheet.save(part.runs.drop(columns=["name"], errors="ignore"), out / "tables" / f"{section.key}-runs.csv")
         sections.append(section)
     date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
     path = out / "index.html"
@@ -193,14 +192,16 @@ def _table(table: pd.DataFrame, entry: TableEntry, section: Section, part: Part,
     name = f"{section.key}-{entry.key}"
     files = tables.save(table, out / "tables" / name, entry.title)
     basis = _basis(part.runs["run_id"], section)
-    return Item(name, entry.title, entry.about, tables.html(table), [], basis, _relative(files, out))
+    protocol = contests.protocol(part.runs) if entry.of_chosen else ""
+    notes = [f"Settings were {protocol}."] if protocol else []
+    return Item(name, entry.title, entry.about, tables.html(table), notes, basis, _relative(files, out))
 
 
 def _figure(figure: Picture, entry: Entry, section: Section, part: Part, out: Path) -> Item:
     name = f"{section.key}-{entry.key}"
     files = style.save(figure, out / "figures" / name)
     basis = _basis(figure.run_ids or list(part.runs["run_id"]), section)
-    body = _inline(files[0].read_text(), entry.title)
+    body = _inline(files[0].read_text(encoding="utf-8"), entry.title)
     return Item(name, entry.title, entry.about, body, list(dict.fromkeys(figure.remarks)), basis, _relative(files, out))
 
 
@@ -212,7 +213,9 @@ def _background(out: Path) -> Item:
         "product lies on the ridge, where a point that both find likely is. Not from runs: two chosen Gaussians."
     )
     title = "Why a product of posteriors"
-    return Item("landscape", title, about, _inline(files[0].read_text(), title), [], "", _relative(files, out))
+    return Item(
+        "landscape", title, about, _inline(files[0].read_text(encoding="utf-8"), title), [], "", _relative(files, out)
+    )
 
 
 def _inline(svg: str, title: str) -> str:

@@ -10,7 +10,8 @@ called in figures; `method`, `data`, `model`, `seed`, `partition` (equal for equ
 The metrics of `load` are those of the last round; `best_GA` is the largest of all rounds, `rounds` their number.
 
 `status` is finished, diverged, stopped (before its last round), running, or failed. `ended` says whether the run's
-last number is a result: it finished, or its study's own rule had seen enough. Runs that diverged are kept: what they
+last number is a result: it finished, or its study's own rule had seen enough. `confirms` says whether a run is on a
+fresh seed that confirms a choice; nobody chooses by it. Runs that diverged are kept: what they
 measured before stays in the table.
 """
 
@@ -23,14 +24,14 @@ from typing import Any, NamedTuple
 import pandas as pd
 import yaml
 
-from analysis import versions
-from analysis.columns import cases_of, narrow, no_such, pivot, status_of, typed
+from analysis import studies, versions
+from analysis.columns import cases_of, narrow, no_such, pivot, status_of, typed, with_defaults
 from analysis.store import Content, Store, open_store
 from fl_lightning.errors import UserError, unknown
 from fl_lightning.runs.palette import DISPLAY
 from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
 from fl_lightning.runs.track import PARENT_TAG
-from tune.edges import spaces
+from fl_lightning.system.spreadsheet import original
 
 Place = str | Path | None
 KEY_COLUMNS = ("run_id", "case", "method", "data", "model", "seed", "partition", "status", "ended", "diverged")
@@ -129,7 +130,7 @@ class Runs:
         # Sweeps have params and metrics of their own; runs without a method have only just begun.
         begun = set(content.params.loc[content.params["key"].eq("method"), "run_id"])
         frame = content.runs.loc[content.runs["run_id"].isin(begun)].set_index("run_id").sort_values("start")
-        settings = typed(pivot(content.params, begun).reindex(frame.index))
+        settings = with_defaults(typed(pivot(content.params, begun).reindex(frame.index)))
         metrics = pivot(content.latest, begun).reindex(frame.index)
         tags = self._tags.reindex(frame.index)
         reached = content.latest.loc[content.latest["key"].eq("GA")].set_index("run_id")["round"]
@@ -137,6 +138,8 @@ class Runs:
         frame["best_GA"] = content.best.set_index("run_id")["value"].reindex(frame.index).astype(float)
         for name in ("partition", "identity", "diverged", "case", "study", SETTINGS_TAG, VERSIONS_TAG):
             frame[name] = tags.get(name)
+        purpose = tags.get("purpose")
+        frame["confirms"] = purpose.eq("confirm") if purpose is not None else False
         frame["status"] = status_of(frame.pop("state"), tags.get("status"))
         for name in ("GA", "LA"):
             if name not in metrics:
@@ -195,12 +198,8 @@ class Runs:
                 table, outdated = self._of_study(table, study, scale)
                 remarks += outdated
             for name, value in (tags or {}).items():
-                if name not in self._tags:
-                    raise no_such("tag", name, self._tags)
-                carrying = self._tags.index[self._tags[name].eq(str(value))]
-                table = table.loc[table["run_id"].isin(carrying)]
-            for column, value in (where or {}).items():
-                table = narrow(table, column, value)
+                table = self._tagged(table, name, value)
+            table = self.narrowed(table, where or {})
             if not len(table):
                 raise NoRuns(_nothing_left(study, where, tags))
         except NoRuns as reason:
@@ -219,10 +218,40 @@ class Runs:
         remarks += [*versions.mixed(table), *_unfinished(table)]
         table.attrs["remarks"] = remarks
         if study is not None and (sweep := self.sweep(study, str(table["scale"].iloc[0]))):
-            table.attrs["conditions"] = list(sweep.content.get("environments") or ())
-            table.attrs["spaces"] = {DISPLAY.get(case, case): tried for case, tried in spaces(sweep.content).items()}
+            table.attrs |= studies.attributes(sweep.content)
             table.attrs["stages"] = True
         return table
+
+    def narrowed(self, table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+        """The runs of a table that have these values of columns, or of tags that users have given them."""
+        for name, value in where.items():
+            if name not in table and name in self._tags:
+                table = self._tagged(table, name, value)
+            else:
+                table = narrow(table, name, value)
+        return table
+
+    def tags_of(self, run_id: str) -> dict[str, str]:
+        """All tags of a run."""
+        return {str(name): str(value) for name, value in self._tags.loc[run_id].dropna().items()}
+
+    def metrics_of(self, run: "pd.Series[Any]") -> dict[str, float]:
+        """What was measured in the last round of a run, a row of a table."""
+        names = ["GA", "LA", *sorted(self._metric_names - {"GA", "LA"})]
+        return {name: float(run[name]) for name in names if name in run.index and pd.notna(run[name])}
+
+    def settings_of(self, run: "pd.Series[Any]") -> dict[str, Any]:
+        """The settings of a run by dotted key."""
+        params = self._content.params
+        mine = params.loc[params["run_id"].eq(run["run_id"]), "key"]
+        return {key: run[key] for key in mine}
+
+    def _tagged(self, table: pd.DataFrame, name: str, value: Any) -> pd.DataFrame:
+        if name not in self._tags:
+            raise no_such("tag", name, self._tags)
+        values = list(map(str, value)) if isinstance(value, list | set | frozenset) else [str(value)]
+        carrying = self._tags.index[self._tags[name].isin(values)]
+        return table.loc[table["run_id"].isin(carrying)]
 
     def rounds(self, table: pd.DataFrame, metrics: Collection[str] | None = None) -> pd.DataFrame:
         """One row for every round of the runs of a table, with all their settings."""
@@ -231,12 +260,16 @@ class Runs:
             nothing = settings.assign(round=pd.Series(dtype=int), GA=pd.Series(dtype=float), LA=pd.Series(dtype=float))
             nothing.attrs.update(table.attrs)
             return nothing
+        if metrics is not None and table.attrs.get("metric"):  # settings are chosen by it
+            metrics = {*metrics, table.attrs["metric"]}
         long = self.store.history(list(table["run_id"]), metrics)
         # A round that was computed again after a kill may have other seconds: the later ones count.
         wide = long.drop_duplicates(["run_id", "round", "key"], keep="last").pivot(
             index=["run_id", "round"], columns="key", values="value"
         )
         wide = wide.rename_axis(columns=None).reset_index().sort_values(["run_id", "round"])
+        if "rounds" in table:  # a study's rule may have had enough of a run that another study takes further
+            wide = wide.loc[wide["round"].le(wide["run_id"].map(table.set_index("run_id")["rounds"]))]
         merged = settings.merge(wide, on="run_id", how="inner", validate="one_to_many")
         merged.attrs.update(table.attrs)
         return merged
@@ -288,8 +321,10 @@ class Runs:
         labels = [cases.get(run_id, own) for run_id, own in zip(chosen["run_id"], chosen["case"], strict=True)]
         chosen["case"] = [DISPLAY.get(label, label) for label in labels]
         chosen["study"], chosen["scale"] = study, scale
-        if any(sweep.content.get("stop") for sweep in sweeps):
-            chosen["ended"] |= chosen["status"].eq("stopped")
+        place = {run_id: number for number, run_id in enumerate(latest)}
+        chosen = chosen.iloc[chosen["run_id"].map(place).fillna(len(place)).to_numpy().argsort(kind="stable")]
+        if sweeps:
+            chosen = studies.as_the_study_sees(chosen, sweeps[-1].content, self.store)
         remark = f"{len(outdated)} runs of an earlier form of the study are left out"
         return chosen, [remark] if outdated else []
 
@@ -303,12 +338,13 @@ class Runs:
         study = str(tags["study"])
         content: dict[str, Any] = {}
         if path := self.artifact(run_id, "study.yaml"):
-            content = yaml.safe_load(path.read_text()) or {}
+            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         cases: dict[str, str] = {}
         if path := self.artifact(run_id, "runs.csv"):
-            text = path.read_text().strip()
+            text = path.read_text(encoding="utf-8").strip()
             listed = pd.read_csv(path, usecols=["run_id", "case"], dtype=str) if text else None
-            cases = dict(zip(listed["run_id"], listed["case"], strict=True)) if listed is not None else {}
+            if listed is not None:
+                cases = dict(zip(listed["run_id"], listed["case"].map(original), strict=True))
         return Sweep(study, str(tags[f"{STUDY_PREFIX}{study}"]), run_id, content, cases)
 
 

@@ -194,15 +194,15 @@ def correlation(x: ArrayLike, y: ArrayLike, clusters: ArrayLike | None = None, l
     return Correlation(n, groups, Interval(pearson, *ends, n), Interval(spearman, *ends_of_ranks, n))
 
 
-def expected_best(values: Sequence[float], budget: int) -> float:
-    """Expected largest of `budget` values drawn without replacement.
+def expected_best(values: Sequence[float], budget: int, chosen_by: Sequence[float] | None = None) -> float:
+    """Expected largest of `budget` values drawn without replacement; or the value of the one with the largest score.
 
-    E max = sum_i v_(i) C(i - 1, k - 1) / C(K, k) over the values in ascending order.
+    E max = sum_i v_(i) C(i - 1, k - 1) / C(K, k) over the values in ascending order, of themselves or of their scores.
 
     >>> expected_best([0.2, 0.6, 0.4], 3), round(expected_best([0.2, 0.6, 0.4], 1), 3)
     (0.6, 0.4)
     """
-    ordered = sorted(values)
+    ordered = [value for _, value in sorted(zip(chosen_by or values, values, strict=True))]
     total = math.comb(len(ordered), budget)
     return sum(value * (math.comb(i, budget - 1) / total) for i, value in enumerate(ordered))
 

@@ -20,7 +20,9 @@ from urllib.parse import unquote, urlparse
 import pandas as pd
 
 from fl_lightning.errors import UserError, require
-from fl_lightning.runs.track import EXPERIMENT, check_reachable
+from fl_lightning.runs.outbox import check_reachable
+from fl_lightning.runs.store import DATABASE, database_of, sqlite_uri
+from fl_lightning.runs.track import EXPERIMENT
 
 # What a query needs; MLflow has had these since its version 1.
 TABLES = {
@@ -89,12 +91,12 @@ def open_store(place: str | Path | None = None) -> Store:
     if place is None:
         place = os.environ.get("MLFLOW_TRACKING_URI") or "runs"
     text = str(place)
-    if text.startswith("sqlite:///"):
-        return Database(Path(text.removeprefix("sqlite:///")))
+    if (database := database_of(text)) is not None:
+        return Database(database)
     if "://" in text:
         return Server(text)
     path = Path(place)
-    return Database(path if path.is_file() else path / "mlflow.db")
+    return Database(path if path.is_file() else path / DATABASE)
 
 
 class Database(Store):
@@ -105,7 +107,7 @@ class Database(Store):
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.place = path, str(path.parent if path.name == "mlflow.db" else path)
+        self.path, self.place = path, str(path.parent if path.name == DATABASE else path)
         require(
             path.is_file(),
             f"no runs in {path.parent} ({path} does not exist); make some with `fl-lightning demo`, or name the "
@@ -189,7 +191,8 @@ class Database(Store):
                 what = f"table {table}" if not found else f"column {lacking[0]} of table {table}"
                 raise UserError(
                     f"{self.path} is no MLflow database of a version that can be read here: it has no {what}; "
-                    f"bring it up to date with `mlflow db upgrade sqlite:///{self.path}`, or name another folder"
+                    f"bring it up to date with `mlflow db upgrade '{sqlite_uri(self.path.resolve())}'`, or name "
+                    "another folder"
                 )
 
     def _experiment(self, connection: sqlite3.Connection) -> int:

@@ -22,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from analysis.statistics import MIN_FOR_INTERVAL
 from fl_lightning.runs import palette
+from fl_lightning.runs.labels import take_literally
 from fl_lightning.runs.palette import DARK, DASHES, LIGHT, METHODS, THEMES, Look, Theme, dashes, looks, sequence, theme
 from fl_lightning.runs.strokes import dress
 
@@ -47,6 +48,11 @@ class Picture(Figure):
         self.remarks: list[str] = []
         self.empty = False
         self.run_ids: list[str] = []
+
+    def savefig(self, *arguments: Any, **options: Any) -> None:
+        """Labels are a user's words, which need not be mathematics."""
+        take_literally(self)
+        super().savefig(*arguments, **options)
 
     def _repr_png_(self) -> bytes:
         """For notebooks, which show a figure only if pyplot made it."""
@@ -174,8 +180,8 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     figure.set_layout_engine("none")  # it has its places now; finding them again takes most of the time
     paths = [stem.with_suffix(f".{kind}") for kind in ("svg", "pdf", "png")]
     dark = stem.with_name(f"{stem.name}-dark.svg")
-    paths[0].write_text(svg)
-    dark.write_text(recoloured(svg, lambda light, dark: dark))
+    paths[0].write_text(svg, encoding="utf-8")
+    dark.write_text(recoloured(svg, lambda light, dark: dark), encoding="utf-8")
     figure.savefig(paths[1], metadata={"CreationDate": None})
     FigureCanvasAgg(figure)
     figure.savefig(paths[2], dpi=300)

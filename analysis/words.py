@@ -37,11 +37,14 @@ def _what_there_is(runs: pd.DataFrame) -> str:
     cases = list(dict.fromkeys(runs["case"]))
     keys, tuned = contests.conditions(runs), contests.tuned(runs)
     number = len(list(contests.groups(runs, keys)))
-    seeds = runs["seed"].nunique()
+    fresh = runs["confirms"].astype(bool) if "confirms" in runs else pd.Series(False, runs.index)
+    seeds, confirming = (runs.loc[chosen, "seed"].nunique() for chosen in (~fresh, fresh))
     # A study may use other data at another scale than its name says.
     learnt = runs[["data", "model"]].drop_duplicates().itertuples(index=False)
     problem = " and ".join(f"{data} ({model})" for data, model in learnt)
     text = f"{_count(len(runs), 'run')} of {', '.join(cases)} on {problem}: {_count(seeds, 'seed')}"
+    if confirming:
+        text += f" to choose by and {confirming} to confirm"
     if keys:
         text += f", {_count(number, 'combination')} of {' and '.join(map(contests.symbol, keys))}"
     if tuned:
@@ -105,8 +108,16 @@ def _over_conditions(case: str, rival: str, rows: pd.DataFrame, keys: Sequence[s
 
 def _best(runs: pd.DataFrame) -> list[str]:
     best = contests.best_of_grid(runs)
-    sentences = [f"{remark[0].upper()}{remark[1:]}." for remark in contests.budget_remarks(best)]
-    sentences += [f"{remark[0].upper()}{remark[1:]}." for remark in edges.remarks(best, edges.at_edges(best, runs))]
+    remarks = [*contests.budget_remarks(best), *edges.remarks(best, edges.at_edges(best, runs))]
+    if protocol := contests.protocol(runs):
+        remarks.insert(0, f"the best settings were {protocol}")
+    sentences = [f"{remark[0].upper()}{remark[1:]}." for remark in remarks]
+    if len(best) and best["confirmed"].any():
+        too_good = (
+            100 * (best["chosen_mean"] - best["mean"])[best["confirmed"]].groupby(best["case"], sort=False).mean()
+        )
+        each = ", ".join(f"{case} {points:+.1f}" for case, points in too_good.items())
+        sentences.append(f"Optimism of the seeds that chose against fresh ones, in points of GA: {each}.")
     ranked = best.loc[best["n"] > 0].sort_values("mean", ascending=False)
     if len(list(contests.groups(best, contests.conditions(runs)))) == 1 and len(ranked) > 1:
         each = ", ".join(f"{row['case']} {row['mean']:.1%}".replace("%", " %") for _, row in ranked.iterrows())

@@ -107,7 +107,7 @@ def read_everything(data: Dataset) -> int:
 
 def memory() -> dict[str, float]:
     """Megabytes of this process (Linux)."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     shared = kilobytes["Shared_Clean"] + kilobytes["Shared_Dirty"]
     private = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]

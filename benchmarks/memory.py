@@ -56,12 +56,14 @@ def peak_of(method: str, rounds: int) -> dict[str, float]:
 
 def forget_peak() -> None:
     """Start the peak anew from what is in use now (Linux): importing libraries takes more than it leaves behind."""
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def peak_megabytes() -> float:
     """The peak of this process. Not `ru_maxrss`: a child starts with the peak of the process that started it."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    line = next(
+        line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM")
+    )
     return int(line.split()[1]) * 1024 / 1e6
 
 

@@ -20,4 +20,5 @@ from .record import RoundRecord as RoundRecord
 from .runs.folder import Result as Result
 from .task import Task as Task
 from .task import Weights as Weights
+from .trained import trained_model as trained_model
 from .training import Training as Training

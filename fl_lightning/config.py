@@ -23,12 +23,13 @@ from fl_lightning import discovery, streams
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.partition import Split
 from fl_lightning.engines.engine import Engine
-from fl_lightning.errors import UserError, require, unknown
+from fl_lightning.errors import UserError, require
 from fl_lightning.federation import Federation
 from fl_lightning.method import Method
 from fl_lightning.probes.settings import Probe
 from fl_lightning.task import Task
 from fl_lightning.training import Training
+from fl_lightning.usual_names import unknown_setting
 
 # The named parts: key, folder of `discovery`, default, help.
 PARTS = {
@@ -165,7 +166,7 @@ def configure(settings: Mapping[str, Any] | None = None) -> RunConfig:
     >>> configure({"method": "fola", "data.alpha": 0.01, "method.strength": 10}).method.strength
     10.0
     """
-    flat = {key: _as_flag(value) for key, value in (settings or {}).items()}
+    flat = {key: _as_flag(key, value) for key, value in (settings or {}).items()}
     return parse([f"--{key}={value}" for key, value in flat.items()])
 
 
@@ -174,7 +175,7 @@ def parse(flags: Sequence[str]) -> RunConfig:
     names = chosen_names(flags)
     schema = schema_of(names)
     parser = parser_of(schema)
-    check_flags(flags, schema)
+    check_flags(flags, schema, names)
     try:
         parsed = parser.parse_args(list(flags)).as_flat()
     except ArgumentError as error:
@@ -211,14 +212,14 @@ def build(values: Mapping[str, Any]) -> RunConfig:
 def read_yaml(path: str) -> list[str]:
     """The settings of a YAML file as flags. Nested and dotted keys both work; `method: fola` names a part."""
     try:
-        with open(path) as file:
+        with open(path, encoding="utf-8") as file:
             content = yaml.safe_load(file) or {}
     except OSError as error:
         raise UserError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:  # the latter: not UTF-8
         raise UserError(f"{path} is not valid YAML: {_one_line(str(error))}") from None
     require(isinstance(content, dict), f"{path} must hold settings as `key: value`, got {type(content).__name__}")
-    return [f"--{key}={_as_flag(value)}" for key, value in _flatten(content).items()]
+    return [f"--{key}={_as_flag(key, value)}" for key, value in _flatten(content).items()]
 
 
 def flags_to_settings(flags: Sequence[str]) -> dict[str, str]:
@@ -292,13 +293,19 @@ def parser_of(schema: Mapping[str, Field], **options: Any) -> ArgumentParser:
     return parser
 
 
-def check_flags(flags: Sequence[str], known: Mapping[str, Any]) -> None:
-    """Refuse a flag that does not exist, with the nearest that does."""
+def check_flags(flags: Sequence[str], known: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Refuse a flag that does not exist, with the one that was probably meant."""
     for flag in flags:
         name = flag.removeprefix("--").partition("=")[0]
         if flag.startswith("--") and name not in known:
-            section = name.partition(".")[0] + "."
-            raise unknown("setting", name, [key for key in known if key.startswith(section)] or known)
+            raise unknown_setting(name, known, names, _owners)
+
+
+def _owners(key: str) -> list[str]:
+    """The methods, datasets, models or engines that have a setting of this key."""
+    part, _, name = key.partition(".")
+    found = discovery.discover(PARTS[part][0]) if part in PARTS and name else {}
+    return [owner for owner, cls in found.items() if name in fields_of(cls)]
 
 
 def _dest(key: str) -> str:
@@ -320,8 +327,15 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def _as_flag(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(_plain(value))
+def _as_flag(key: str, value: Any) -> str:
+    try:
+        return value if isinstance(value, str) else json.dumps(_plain(value))
+    except TypeError:
+        raise UserError(
+            f"{key} must be a name, a number or a list of them, so that the run can be repeated, got an object of the "
+            f"type {type(value).__name__}; give objects of your own to `federate`, or put the class into a file of the "
+            "plug-in folder and name that (docs/extending.md)"
+        ) from None
 
 
 def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

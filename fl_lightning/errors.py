@@ -21,12 +21,20 @@ class Diverged(Exception):  # noqa: N818 - an outcome, not a mistake
         self.client = client
 
 
-def unknown(kind: str, given: str, known: Iterable[str]) -> UserError:
-    """The error for a name that does not exist, with the nearest one that does."""
+def unknown(kind: str, given: str, known: Iterable[str], meant: str | None = None, elsewhere: str = "") -> UserError:
+    """The error for a name that does not exist, with the nearest one that does.
+
+    Args:
+        kind: What it names.
+        given: The name.
+        known: The names there are.
+        meant: The one that was probably meant, if that is known better than by its letters.
+        elsewhere: Says where the names are listed if they are many.
+    """
     names = sorted(known)
-    near = get_close_matches(given, names, n=1, cutoff=0.6)
+    near = [meant] if meant else get_close_matches(given, names, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    shown = f"expected one of {', '.join(names)}" if len(names) <= 15 else "--help lists what there is"
+    shown = elsewhere if elsewhere and len(names) > 15 else f"expected one of {', '.join(names)}"
     return UserError(f"unknown {kind} {given!r}: {hint}{shown}")
 
 

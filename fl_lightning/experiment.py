@@ -13,16 +13,16 @@ from torch import Tensor
 from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
-from fl_lightning.data.partition import class_counts, held_out, partition, subset_indices
+from fl_lightning.data.partition import class_counts, held_out, partition, subset_indices, validating
 from fl_lightning.errors import Diverged, UserError
-from fl_lightning.loop import federate
+from fl_lightning.loop import federate, initial
 from fl_lightning.probes import ridge
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.record import Measurement, RoundRecord, Snapshot
 from fl_lightning.runs import checkpoint
-from fl_lightning.runs.folder import Result, clear, finished, folder_of, locked, write_result
+from fl_lightning.runs.folder import Result, clear, finished, folder_of, locked
 from fl_lightning.runs.identity import identity
-from fl_lightning.runs.recording import Recording, open_recording
+from fl_lightning.runs.recording import Recording, open_recording, retag, send_rest
 from fl_lightning.runs.resume import saved_rounds
 from fl_lightning.runs.saved import load_reference, saved_weights
 from fl_lightning.task import Task
@@ -66,6 +66,8 @@ def build(config: RunConfig) -> Problem:
     clients = partition(dataset.train_y, config.split, config.seed, dataset.owners)
     holdout = held_out(dataset.train_y, config.split, config.seed)
     dataset = skew(dataset, clients, config.split, config.seed)
+    if config.split.validation > 0:
+        dataset = replace(dataset, validation=validating(dataset.train_y, config.split, config.seed))
     if config.split.test_subset < 1:
         measured = subset_indices(dataset.test_y, config.split.test_subset)
         dataset = replace(dataset, test_x=dataset.test_x[measured], test_y=dataset.test_y[measured])
@@ -76,7 +78,13 @@ def build(config: RunConfig) -> Problem:
     return Problem(dataset, clients, holdout, task)
 
 
-def run(config: RunConfig, out: Path | str = "runs", fresh: bool = False, watch: Watch | None = None) -> Result:
+def run(
+    config: RunConfig,
+    out: Path | str = "runs",
+    fresh: bool = False,
+    watch: Watch | None = None,
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> Result:
     """Run a configuration, or go on where an earlier process stopped; a finished run is only read.
 
     Args:
@@ -84,11 +92,13 @@ def run(config: RunConfig, out: Path | str = "runs", fresh: bool = False, watch:
         out: Folder of all runs and of the MLflow store.
         fresh: Forget what an earlier process has done for this configuration.
         watch: Told of every round.
+        tags: Further tags of the MLflow run; `case` is what tables and figures call it.
 
     Returns:
         How it ended; all numbers are in its folder and in MLflow.
     """
-    return finish(rounds(config, Path(out), fresh), watch)
+    result = finish(rounds(config, Path(out), fresh, Outputs(tags)), watch)
+    return retag(config, Path(out), result, tags) if result.reused else result
 
 
 def finish(progress: Progress, watch: Watch | None = None) -> Result:
@@ -131,13 +141,17 @@ def rounds(
         How it ended. Closed before its end, it is recorded as stopped, and can be resumed.
     """
     folder = folder_of(config, out)
+    result = None if fresh else finished(config, out)
+    if result is not None and not result.unsent:  # only read: its folder may be one that nobody can write to
+        yield from enumerate(result.history, start=1)
+        return result
     with locked(folder):
         if fresh:
             clear(folder, keep=("lock",))
         result = finished(config, out)
         if result is not None:
             yield from enumerate(result.history, start=1)
-            return result
+            return send_rest(out, result) if result.unsent else result
         return (yield from _compute(config, out, outputs or Outputs(), fresh, problem, records))
 
 
@@ -186,7 +200,7 @@ def _compute(
 ) -> Progress:
     problem, key = problem or build(config), identity(config)
     task, folder = problem.task, folder_of(config, out)
-    start = Snapshot(0, config.method.init(task.initial.params, len(problem.clients)), task.initial.buffers)
+    start = initial(config.method, task, len(problem.clients))
     saved = saved_rounds(config, out, start, fresh)
     history = list(saved.history) if saved else []
     if len(history) == config.federation.rounds:
@@ -200,13 +214,13 @@ def _compute(
         yield from enumerate(history, start=1)
         try:
             for record in records:
-                measurement = measured(record)
+                history.append(measured(record))
                 # First the checkpoint, then MLflow: a round that is lost between the two is sent again on resume.
                 if outputs.checkpoint or record.round < config.federation.rounds:
-                    checkpoint.write(folder, key, record.after, [*history, measurement])
-                history.append(measurement)
+                    checkpoint.write(folder, key, record.after, history)
+                    recording.saved = len(history)
                 recording.send_now_and_then()
-                yield record.round, measurement
+                yield record.round, history[-1]
                 del record  # the models of all its clients
         except Diverged as divergence:
             status, message = "diverged", str(divergence)
@@ -218,27 +232,21 @@ def _compute(
 
 
 def _finish(config: RunConfig, problem: Problem, outputs: Outputs, recording: Recording, result: Result) -> Result:
-    """Write down that a run has ended: tables and pictures, MLflow, and last the result, which makes it finished."""
+    """Write down that a run has ended: tables and pictures, the result, which makes it finished, and last MLflow."""
     from fl_lightning.runs import files  # pandas and matplotlib: only who runs waits for them
 
-    recording.send()
     counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
-    written = files.write(config, counts, result.history, result.folder, outputs.pictures)
-    tracker = recording.tracker
-    tracker.artifacts([*written, *(path for path in [result.folder / ridge.FILE] if path.exists())])
-    tracker.tag("status", result.status)
-    tracker.finish("FINISHED")
-    write_result(result)
+    files.write(config, counts, result.history, result.folder, outputs.pictures)
+    result = recording.conclude(result)
     checkpoint.remove(result.folder, current=not outputs.checkpoint)
     return result
 
 
 def _break_off(recording: Recording, reason: BaseException, folder: Path) -> None:
     """Write down that a run was left before its end; the same command goes on with it."""
-    tracker = recording.tracker
     with suppress(UserError):  # the store itself may be what failed
-        recording.send()
         if isinstance(reason, GeneratorExit):
-            tracker.tag("status", "stopped")
-            write_result(recording.result("stopped", "", folder))
-        tracker.finish("KILLED" if isinstance(reason, KeyboardInterrupt | GeneratorExit) else "FAILED")
+            recording.conclude(recording.result("stopped", "", folder))
+        else:
+            recording.send()
+            recording.tracker.finish("KILLED" if isinstance(reason, KeyboardInterrupt) else "FAILED")

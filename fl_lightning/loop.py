@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fl_lightning.batching import check_batches, smallest_batch
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import SERVER, ClientData, Plan
 from fl_lightning.engines.engine import Engine, Fit
@@ -14,8 +15,9 @@ from fl_lightning.engines.functional import Functional
 from fl_lightning.errors import Diverged
 from fl_lightning.federation import Federation, check_participation, draw_cohort
 from fl_lightning.method import Cohort, Context, Method, Server, with_round_lr
-from fl_lightning.params import Params, all_finite, weighted_sum
+from fl_lightning.params import Params, all_finite, weighted_sum, zip_map
 from fl_lightning.record import ClientResult, RoundRecord, Snapshot
+from fl_lightning.system import activity
 from fl_lightning.task import Task
 from fl_lightning.training import Training
 
@@ -100,24 +102,35 @@ def set_up(
     """Check the settings, and put everything in its place; see `federate`."""
     dataset, device = dataset.to(task.device), task.device
     spare = torch.empty(0, dtype=torch.long) if holdout is None else holdout
+    held = ClientData(SERVER, dataset, spare.to(device), task.dtype)
     server = Server(
         task=task,
         sizes=tuple(len(indices) for indices in clients),
-        holdout=ClientData(SERVER, dataset, spare.to(device), task.dtype),
+        holdout=held,
         seed=seed,
+        smallest_batch=smallest_batch(task, held),
     )
     training = method.adapt(training)
     check_participation(federation, server.sizes)
     method.check(training, server)
     indices = method.local_data(clients, spare, seed)
+    check_batches(training, list(map(len, indices)), server.smallest_batch)
     data = [ClientData(n, dataset, places.to(device), task.dtype) for n, places in enumerate(indices)]
     return Stage(server, training, data)
 
 
 def beginning(method: Method, task: Task, server: Server) -> Snapshot:
     """The server before round 1."""
-    state = method.prepare(method.init(task.initial.params, len(server.sizes)), server)
-    return Snapshot(0, state, task.initial.buffers)
+    start = initial(method, task, len(server.sizes))
+    return start._replace(state=method.prepare(start.state, server))
+
+
+def initial(method: Method, task: Task, num_clients: int) -> Snapshot:
+    """The server before it has prepared anything, on a copy of the weights: the task's own are there for other runs,
+    even beside a method that breaks the rules and writes into its state.
+    """
+    params, buffers = (zip_map(torch.clone, part) for part in task.initial)
+    return Snapshot(0, method.init(params, num_clients), buffers)
 
 
 def run_round(
@@ -135,7 +148,7 @@ def run_round(
 def plans_of(cohort: Cohort, data: Sequence[ClientData]) -> list[Plan]:
     """The batches of every member of the cohort."""
     return [
-        Plan(data[n], cohort.server.seed, cohort.round, cohort.training, epochs)
+        Plan(data[n], cohort.server.seed, cohort.round, cohort.training, epochs, cohort.server.smallest_batch)
         for n, epochs in zip(cohort.members, cohort.epochs, strict=True)
     ]
 
@@ -153,6 +166,7 @@ def close_round(
     number = cohort.round
     start_time = time.perf_counter()
     results, reports = [], []
+    activity.say(f"0 of {len(plans)} clients trained")
     for position, fit in enumerate(fits):
         if not all_finite(fit.local.params):
             raise Diverged(number, fit.local.client)
@@ -161,8 +175,10 @@ def close_round(
         penalty = method.penalty(own_context)
         prior_loss = 0.0 if penalty is None else float(penalty.value(fit.local.params))
         results.append(ClientResult(fit.local._replace(trace=()), fit.train_loss, prior_loss))
+        activity.say(f"{len(results)} of {len(plans)} clients trained")
     trained_time = time.perf_counter()
 
+    activity.say("aggregating")
     state = method.aggregate(before.state, cohort, reports)
     buffers = average_buffers([result.local.buffers for result in results], cohort.weights)
     if not all_finite(state.params):

@@ -34,12 +34,14 @@ class Server(NamedTuple):
         sizes: Numbers of training samples of all clients.
         holdout: Data that belong to no client (`data.holdout`), possibly none.
         seed: Key of the server's own random draws; use it through `fl_lightning.streams` with a purpose of your own.
+        smallest_batch: The fewest samples that the model can be trained on at once: 1, mostly 2 with BatchNorm.
     """
 
     task: Task
     sizes: tuple[int, ...]
     holdout: ClientData
     seed: int
+    smallest_batch: int = 1
 
 
 class Cohort(NamedTuple):
@@ -137,6 +139,28 @@ class Local(NamedTuple):
     task: Task
     data: ClientData
     plan: Plan
+
+
+class ClientHooks(Protocol):
+    """What an engine asks of whoever has clients trained: a method, or several that watch the same training.
+
+    The hooks are explained where `Method` has them.
+    """
+
+    def penalty(self, context: Context) -> Penalty | None: ...
+
+    def trace(self, context: Context) -> Any: ...
+
+    def observe(self, trace: Any, step: Step) -> Any: ...
+
+    @property
+    def observes(self) -> bool: ...
+
+    @property
+    def needs_squares(self) -> bool: ...
+
+    @property
+    def one_by_one(self) -> bool: ...
 
 
 @dataclass(frozen=True)

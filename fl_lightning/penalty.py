@@ -6,7 +6,7 @@ training step of the network, the closed form about a tenth of it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +133,21 @@ def prior_loss(penalty: Penalty, params: Params) -> tuple[Tensor, Params]:
     value, grad = penalty.value_and_grad(zip_map(torch.detach, params))
     loss: Tensor = _Attached.apply(value, tuple(grad.values()), *params.values())  # type: ignore[no-untyped-call]
     return loss, grad
+
+
+def overshoot_advice(metrics: Mapping[str, float]) -> str:
+    """What to do if SGD cannot follow a penalty: its step is the learning rate times the penalty's curvature.
+
+    >>> overshoot_advice({"prior_stability": 0.3})
+    ''
+    """
+    stability = metrics.get("prior_stability", 0.0)
+    if stability <= 1:
+        return ""
+    return (
+        f"prior_stability, the learning rate times the penalty's largest curvature, is {stability:.2g}; above 1 its "
+        "step overshoots, above 2 it diverges: lower training.lr or method.strength"
+    )
 
 
 def _dot(a: Params, b: Params) -> Tensor:

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from fl_lightning.errors import unknown
 from fl_lightning.method import Cohort, Local
 from fl_lightning.params import Params
 from fl_lightning.task import Score
@@ -71,3 +72,11 @@ class Measurement(NamedTuple):
 
     metrics: dict[str, float]
     clients: dict[str, list[Any]]
+
+    def __getitem__(self, key: Any) -> Any:
+        """A metric by its name, `measurement["GA"]`, or a field by its position, as tuples have it."""
+        if not isinstance(key, str):
+            return tuple.__getitem__(self, key)
+        if key not in self.metrics:
+            raise unknown("metric", key, self.metrics)
+        return self.metrics[key]

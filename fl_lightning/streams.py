@@ -38,13 +38,20 @@ def numpy_generator(seed: int, purpose: str, *parts: int) -> np.random.Generator
 @contextmanager
 def global_noise(seed: int, purpose: str, *parts: int) -> Iterator[None]:
     """Seed torch's global generators for code that we do not own (dropout, weight initialisation), and restore them."""
-    # The generators' own methods: `torch.manual_seed` and `fork_rng` cost more than a small fit takes.
     number = key(seed, purpose, *parts)
+    with undisturbed():
+        torch.default_generator.manual_seed(number)
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(number)
+        yield
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """What is drawn from torch's global generators in this block changes no draw that follows it."""
+    # The generators' own methods: `fork_rng` costs more than a small fit takes.
     kept = torch.default_generator.get_state()
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    torch.default_generator.manual_seed(number)
-    if on_gpus:
-        torch.cuda.manual_seed_all(number)
     try:
         yield
     finally:

@@ -47,8 +47,8 @@ class Task:
         return sum(value.numel() for value in self.initial.params.values())
 
     @property
-    def couples_samples(self) -> bool:
-        """Whether the output for a sample depends on the others of its batch, as BatchNorm makes it in training."""
+    def has_batch_norm(self) -> bool:
+        """Whether there is BatchNorm in the model: in training, samples of a batch then depend on each other."""
         return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.model.modules())
 
     @property

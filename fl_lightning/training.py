@@ -13,7 +13,8 @@ class Training:
     Attributes:
         lr: Learning rate of the clients (lr, eta).
         epochs: Local epochs per round (E).
-        batch_size: Samples per step (B); null takes all data of the client at once. The last batch may be smaller.
+        batch_size: Samples per step (B); null takes all data of the client at once. The last batch may be smaller; with
+            BatchNorm, a last batch of one sample joins the one before it.
         momentum: Heavy-ball momentum inside a round (rho); 0 is plain SGD.
         weight_decay: L2 decay added to the gradient after clipping.
         clip_norm: Largest norm of the whole gradient, prior included; null does not clip.
@@ -49,6 +50,22 @@ class Training:
         )
         require(0 < self.lr_decay <= 1, f"training.lr_decay must lie in (0, 1], got {self.lr_decay}")
 
-    def steps_per_epoch(self, num_samples: int) -> int:
-        """How many optimiser steps an epoch over this many samples takes."""
-        return 1 if self.batch_size is None else math.ceil(num_samples / self.batch_size)
+    def steps_per_epoch(self, num_samples: int, smallest: int = 1) -> int:
+        """How many optimiser steps an epoch over this many samples takes: as many as it has batches."""
+        size = self.batch_size or num_samples
+        joins = num_samples > size and 0 < num_samples % size < smallest
+        return math.ceil(num_samples / size) - joins
+
+    def batch_sizes(self, num_samples: int, smallest: int = 1) -> list[int]:
+        """The sizes of an epoch's batches: all of them B but for the last, which holds what is left.
+
+        Args:
+            num_samples: How many samples there are.
+            smallest: A last batch of fewer samples joins the one before it.
+
+        >>> Training(batch_size=4).batch_sizes(9), Training(batch_size=4).batch_sizes(9, smallest=2)
+        ([4, 4, 1], [4, 5])
+        """
+        before = self.steps_per_epoch(num_samples, smallest) - 1
+        size = self.batch_size or num_samples
+        return [*[size] * before, num_samples - before * size]

@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import inspect
 import os
 import shutil
 from pathlib import Path
@@ -13,6 +14,22 @@ import torch
 import fl_lightning  # noqa: F401 - before Lightning: it mends torchvision beside a CPU-only torch
 
 torch.set_num_threads(1)
+
+# What takes seconds: processes of their own, clusters, browsers, notebooks, and the store of runs.
+SLOW_MODULES = {"multiprocessing", "nbclient", "ray", "selenium", "subprocess"}
+SLOW_HELPERS = {"tests.servers", "tests.tune.clusters"}
+SLOW_FIXTURES = {"empty_store"}
+
+
+def pytest_collection_modifyitems(items):
+    """Mark tests as slow by what they use, beside those that say so themselves; `make quick` runs the others."""
+    for item in items:
+        names = vars(getattr(item, "module", None) or object).values()
+        uses = {getattr(value, "__name__", "").partition(".")[0] for value in names if inspect.ismodule(value)}
+        helpers = {getattr(value, "__module__", None) for value in names}
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if uses & SLOW_MODULES or helpers & SLOW_HELPERS or fixtures & SLOW_FIXTURES:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -84,3 +84,39 @@ def test_another_shape_is_refused(tmp_path):
     other = Snapshot(0, State({"w": torch.zeros(5)}, {"w": torch.zeros(5)}), {"n": torch.tensor(0)})
     with pytest.raises(UserError, match="does not fit the method"):
         checkpoint.read(tmp_path, "id", other)
+
+
+@pytest.mark.parametrize(
+    ("key", "digits", "others"),
+    [
+        ("round", b'"round":"2"', b'"round":"1"'),
+        ("history", b"0.1", b"0.9"),
+        ("numbers", b'"numbers":"{}', b'"numbers":"[]'),
+    ],
+)
+def test_a_changed_digit_of_the_header_is_noticed(tmp_path, key, digits, others):
+    for round in (1, 2):
+        checkpoint.write(tmp_path, "id", snapshot(round), [Measurement({"GA": 0.1}, {})] * round)
+    path = tmp_path / checkpoint.CURRENT
+    content = path.read_bytes()
+    assert digits in content
+    path.write_bytes(content.replace(digits, others, 1))
+    assert len(checkpoint.read(tmp_path, "id", snapshot(0)).history) == 1  # the previous round's
+    with pytest.raises(UserError, match="checksum of its header"):
+        checkpoint.identity_of(tmp_path)
+
+
+def test_a_changed_shape_is_noticed(tmp_path):
+    checkpoint.write(tmp_path, "id", snapshot(), HISTORY)
+    path = tmp_path / checkpoint.CURRENT
+    path.write_bytes(path.read_bytes().replace(b"[2,3]", b"[3,2]", 1))
+    with pytest.raises(UserError, match="checksum of its tensors"):
+        checkpoint.read_parts(tmp_path)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_one_clear_line(tmp_path):
+    checkpoint.write(tmp_path, "id", snapshot(), HISTORY)
+    path = tmp_path / checkpoint.CURRENT
+    path.write_bytes(path.read_bytes().replace(checkpoint.FORMAT.encode(), b"fl_lightning checkpoint 1", 1))
+    with pytest.raises(UserError, match=r"another version \(fl_lightning checkpoint 1\); start this run again with"):
+        checkpoint.read(tmp_path, "id", snapshot(0))

@@ -1,6 +1,7 @@
 """The command line as a user meets it. Errors are one line and exit code 2."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 import yaml
 
+from analysis import runs
 from fl_lightning import discovery
 from fl_lightning.__main__ import COMMANDS, main
 from fl_lightning.config import parse, schema_of
@@ -106,6 +108,7 @@ BAD_INPUT = [
     (["run", "--model", "mpl"], "unknown model 'mpl': did you mean 'mlp'?"),
     (["run", "--data", "mnits"], "unknown dataset 'mnits': did you mean 'mnist'?"),
     (["run", "--engine", "lighning"], "unknown engine 'lighning': did you mean 'lightning'?"),
+    (["run", "--lr", "3"], "unknown setting 'lr': did you mean 'training.lr'?"),
     (["run", "--method.strenght", "3"], "did you mean 'method.strength'?"),
     (["run", "--method", "fedavg", "--method.strength", "3"], "unknown setting 'method.strength'"),
     (["run", "--method.aggregation", "sum"], "method.aggregation must be one of product, average, got sum"),
@@ -136,6 +139,8 @@ BAD_INPUT = [
     (["compare", "--methods", "fola", "--threshold", "80"], "--threshold must lie in (0, 1]"),
     (["compare", "--methods", "fola,fola"], "the method 'fola' is named twice"),
     (["compare", "--methods", "fola", "--seeds", "1,1"], "the seed '1' is named twice"),
+    (["compare", "--methods", "fola", "--name", "a/b"], "--name takes letters"),
+    (["compare", "--methods", "fola", "--max-concurrent", "-1"], "--max-concurrent must be >= 0, got -1"),
     (["compare", "--methods", "fola", "--picture", "x.foo"], "--picture must end in .png"),
     (["compare", "--methods", "fedavg,fedbe", "--federation.rounds", "1"], "expected data.holdout > 0"),
     (["run", "--model.hidden", "[0]"], "model.hidden must hold widths of at least 1"),
@@ -196,7 +201,7 @@ def test_an_unreachable_server_is_named_before_training(out, capsys, monkeypatch
 
 def test_compare_prints_a_table_and_saves_a_picture(out, capsys):
     flags = [flag for flag in QUICK if flag != "--quiet"]
-    code, text, _ = call(
+    code, text, error = call(
         capsys,
         "compare",
         "--methods",
@@ -213,6 +218,10 @@ def test_compare_prints_a_table_and_saves_a_picture(out, capsys):
     assert rows[0].split("|")[1].strip() == "method"
     assert [row.split("|")[1].strip() for row in rows[2:]] == ["fedavg", "product only"]
     assert all("±" in row for row in rows[2:])
+    assert "GA is the test accuracy of the aggregated model" in text
+    study = re.search(r"report --study (\S+) --runs (.*)", text)
+    assert len(runs.load(study[2], study=study[1])) == 4
+    assert "4/4" in error
     (picture,) = out.glob("*.png")
     assert picture.name.startswith("comparison-fedavg-product_only-")  # what it compares
     assert picture.stat().st_size > 1000
@@ -235,6 +244,15 @@ def test_the_ui_serves_the_runs_on_loopback(out, capsys):
         assert "MLflow" in wait_for(f"http://127.0.0.1:{port}")
         with pytest.raises(OSError, match="refused"):  # any other address of this machine
             socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+def test_with_a_tracking_server_its_address_is_the_place_to_look(out, capsys, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{out / 'mlflow.db'}")
+    monkeypatch.setattr("fl_lightning.cli.hints.store_uri", lambda out: "http://tracking:5000")
+    flags = [flag for flag in QUICK if flag != "--quiet"]
+    for command in (["run"], ["compare", "--methods", "fedavg"]):
+        _, text, _ = call(capsys, *command, *flags, "--out", out)
+        assert text.splitlines()[-1] == "compare  http://tracking:5000"
 
 
 def test_verbose_shows_all_metrics(out, capsys):

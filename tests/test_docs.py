@@ -21,12 +21,13 @@ def blocks(name):
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/extending.md"])
-def test_examples_run(name, capsys):
+def test_examples_run(name, out, monkeypatch, capsys):
+    monkeypatch.chdir(out.parent)  # where runs go
     namespace = {}
     for block in blocks(name):
         if not block.startswith("# plugins/"):
             exec(compile(block, name, "exec"), namespace)
-    rounds = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rounds = [line.split() for line in capsys.readouterr().out.splitlines()[:3]]
     assert [row[0] for row in rounds] == ["1", "2", "3"]
     assert all(0 <= float(row[1]) <= 1 for row in rounds)
 
@@ -86,26 +87,34 @@ def test_a_plugin_does_not_replace_what_is_built_in(plugins):
     assert "has the name of a built-in method" in done.stderr
 
 
-def test_a_plugin_passes_the_contract_tests(plugins):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "tests/methods/test_contract.py",
-            "-k",
-            "median",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-        ],
+def contract(*arguments, plugins):
+    return subprocess.run(
+        [sys.executable, "-m", "fl_lightning.testing", *arguments],
         env={**os.environ, "FL_LIGHTNING_PLUGINS": str(plugins)},
-        cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout or "[100%]" in done.stdout
+
+
+def test_plugins_pass_the_contract_tests(plugins):
+    done = contract("--method", "median", "--model", "tiny", "--data", "moons", plugins=plugins)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if line[:1].strip()] == [
+        "method median",
+        "model tiny",
+        "data moons",
+    ]
+    assert done.stdout.count(" 0 broken") == 3
+
+
+def test_a_plugin_that_writes_in_place_does_not_pass(plugins):
+    path = plugins / "median.py"
+    path.write_text(
+        path.read_text().replace("return State({k: v", "state.params['0.bias'].zero_()\n        return State({k: v")
+    )
+    done = contract("--method", "median", plugins=plugins)
+    assert done.returncode == 1
+    assert "broken   hooks change no inputs: Median.aggregate writes into its inputs" in done.stdout
 
 
 def test_a_broken_plugin_is_named(tmp_path):
@@ -121,12 +130,13 @@ def fenced(name, language):
 
 
 def test_the_studies_of_the_docs_are_studies(tmp_path):
-    grid_, search = fenced("docs/sweeps.md", "yaml")
-    for number, text in enumerate((grid_, search)):
+    for number, text in enumerate(fenced("docs/sweeps.md", "yaml")):
         (tmp_path / f"study{number}.yaml").write_text(text)
     (tmp_path / "my_study.py").write_text(fenced("docs/sweeps.md", "python")[0])
     assert len(grid.cells(study_file.load(str(tmp_path / "study0.yaml")))) == 2 * (2 + 4)
-    assert study_file.load(str(tmp_path / "study1.yaml")).search.samples == 20
+    honest = study_file.load(str(tmp_path / "study1.yaml"))
+    assert (len(grid.cells(honest)), honest.metric, honest.confirm.seeds) == (18, "GA_validation", (2, 3, 4, 5, 6, 7))
+    assert study_file.load(str(tmp_path / "study2.yaml")).search.samples == 20
     assert len(grid.cells(study_file.load(str(tmp_path / "my_study.py")))) == 6
 
 

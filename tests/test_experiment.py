@@ -3,11 +3,13 @@
 import json
 import os
 
+import filelock
 import pandas as pd
 import pytest
+import torch
 from mlflow import MlflowClient
 
-from fl_lightning import experiment
+from fl_lightning import experiment, trained_model
 from fl_lightning.config import configure
 from fl_lightning.errors import UserError
 from fl_lightning.loop import federate
@@ -185,11 +187,10 @@ def test_a_truncated_checkpoint_never_gives_a_wrong_result(out):
 
 
 def test_two_processes_do_not_share_a_run(out):
-    import filelock
-
-    result = experiment.run(config(), out)
-    with filelock.FileLock(result.folder / "lock"), pytest.raises(UserError, match="another process"):
-        experiment.run(config(), out)
+    folder = run_folder.folder_of(config(), out)
+    folder.mkdir()
+    with filelock.FileLock(folder / "lock"), pytest.raises(UserError, match="another process"):
+        run_folder.forget(config(), out)
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
@@ -266,6 +267,25 @@ def test_a_run_may_start_where_another_ended(out):
         experiment.check(config(method="fedavg", model="mlp", federation__start=str(moved)))
     with pytest.raises(UserError, match="no such folder"):
         experiment.run(config(federation__start="nowhere"), out)
+
+
+def test_the_model_of_a_finished_run_is_what_was_measured(out):
+    mine = config(**{"compute.precision": "float64"})
+    result = experiment.run(mine, out)
+    model = trained_model(result.folder)
+    dataset = mine.source.load()
+    with torch.no_grad():
+        logits = model(dataset.inputs(dataset.test_x, torch.float64))
+    assert float((logits.argmax(1) == dataset.test_y).double().mean()) == pytest.approx(result.history[-1]["GA"])
+    assert not model.training
+
+
+def test_a_model_that_was_not_kept_says_why(out):
+    without = experiment.finish(experiment.rounds(config(), out, outputs=experiment.Outputs(checkpoint=False)))
+    with pytest.raises(UserError, match="without keeping its checkpoint"):
+        trained_model(without.folder)
+    with pytest.raises(UserError, match="no such folder"):
+        trained_model(out / "nowhere")
 
 
 def test_ae_and_lf_are_logged_against_a_saved_run(out):

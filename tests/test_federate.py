@@ -143,6 +143,21 @@ def test_unused_parameters_stay(engine):
     assert torch.equal(record.after.state.params["unused"], torch.ones(2, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_unused_parameters_decay_with_the_others(engine, momentum):
+    """Weight decay is a term of the loss, (c/2) |theta|^2, whatever the forward pass leaves out."""
+    case = ragged(sizes=(16, 16))._replace(model=Unused())
+    settings = {"weight_decay": 0.3, "momentum": momentum, "rounds": 1}
+    value, velocity = 1.0, 0.0
+    for _ in range(2 * 2):
+        velocity = momentum * velocity + 0.3 * value
+        value -= 0.1 * velocity
+    for method in (FedAvg(), Fola()):
+        found = final(case.run(method, engine, **settings))["unused"]
+        assert torch.allclose(found, torch.full((2,), value, dtype=torch.float64), atol=1e-14)
+
+
 def test_seeds_decide_everything_else_nothing():
     case = ragged()
     assert equal_bits(final(case.run(Fola())), final(case.run(Fola())))

@@ -1,13 +1,22 @@
 """One training for several methods and epochs gives, to the bit, what each run gives by itself."""
 
+import contextlib
+import random
+
 import pytest
+import torch
+from torch.utils import _pytree as pytree
 
 from fl_lightning import discovery, experiment
 from fl_lightning.config import configure
 from fl_lightning.engines.functional import Functional
+from fl_lightning.errors import UserError
 from fl_lightning.experiment import Outputs
+from fl_lightning.loop import federate
 from fl_lightning.runs.identity import identity
-from tune import first_round
+from tests.methods.variants import variants as with_choices
+from tune.comparison import variant_settings
+from tune.first_round import share_first_round, train_together
 
 SETTINGS = {
     "data": "digits",
@@ -41,7 +50,7 @@ def timeless(result):
 def shared(configs, out):
     return {
         identity(config): experiment.finish(progress)
-        for config, progress in first_round.share_first_round(configs, out, outputs=lambda _: SLIM)
+        for config, progress in share_first_round(configs, out, outputs=lambda _: SLIM)
     }
 
 
@@ -58,12 +67,11 @@ def fits(monkeypatch):
     return counted
 
 
-@pytest.mark.parametrize("name", discovery.discover("methods"))
-def test_every_method_gives_what_it_gives_by_itself(name, tmp_path):
+def test_runs_that_share_are_measured_as_by_themselves(tmp_path):
     configs = [
-        configure({**SETTINGS, "method": method, "training.epochs": epochs})
-        for method in dict.fromkeys(("fedavg", name))
-        for epochs in EPOCHS
+        configure({**SETTINGS, "training.batch_size": None, "method": method, "training.epochs": epochs})
+        for method in ("fedavg", "fola", "fedsgd", "centralised")
+        for epochs in EPOCHS[:2]
     ]
     together = shared(configs, tmp_path / "together")
     assert len(together) == len(configs)
@@ -118,3 +126,90 @@ def test_divergence_after_some_epochs_leaves_the_earlier_ones(tmp_path):
     for config in configs:
         alone = experiment.finish(experiment.rounds(config, tmp_path / "alone", outputs=SLIM))
         assert (together[identity(config)].status, together[identity(config)].message) == (alone.status, alone.message)
+
+
+# Numbers that change what a client shows or is told.
+OPTIONS = ["fednova+tau_eff=min", "fednova+mu=0.1", "fedpa+window=2+discard=1", "fedpa+burn_in=0", "fedcurv+strength=0"]
+
+
+def variants():
+    """Every discovered method as it is, with each of its choices in turn, and some with other numbers."""
+    return [*discovery.names("methods"), *with_choices(), *OPTIONS]
+
+
+def record_alone(config, problem):
+    (record,) = federate(
+        config.method,
+        problem.task,
+        problem.dataset,
+        problem.clients,
+        config.training,
+        config.federation,
+        config.engine,
+        config.seed,
+        problem.holdout,
+    )
+    return record
+
+
+def content(record):
+    """Everything that a round has given, as bytes and numbers."""
+    clients = [(c.local._replace(task=None, data=None, plan=None), c.train_loss, c.prior_loss) for c in record.clients]
+    counts = (record.bytes_down, record.bytes_up, record.gradient_evaluations, record.cohort.epochs)
+    leaves, shape = pytree.tree_flatten((clients, record.reports, record.after, counts))
+    return shape, [leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+# Null batches are what FedSGD adapts its settings to: only there does it share, after one epoch whatever is asked for.
+@pytest.mark.parametrize(
+    ("engine", "dropout", "batch_size"),
+    [("functional", 0.0, 16), ("functional", 0.4, 16), ("functional", 0.4, None), ("lightning", 0.4, None)],
+)
+def test_any_company_gives_what_each_gives_by_itself(engine, dropout, batch_size):
+    """All methods and variants at random epochs, in random order: the round is, to the bit, that of the run alone."""
+    chance = random.Random(f"{dropout} {batch_size} {engine}")
+    names = variants() if engine == "functional" else chance.sample(variants(), 8)
+    names += chance.sample(names, 5)  # at other epochs
+    chance.shuffle(names)
+    settings = {
+        **{key: value for key, value in SETTINGS.items() if not key.startswith("engine")},
+        "data.subset": 0.1,
+        "data.clients": 3,
+        "model.dropout": dropout,
+        "training.batch_size": batch_size,
+        "engine": engine,
+        **({"engine.chunk": 1} if engine == "functional" else {}),
+    }
+    configs = []
+    for name in names:
+        changes = {"training.epochs": chance.choice(EPOCHS), **variant_settings(name)}
+        with contextlib.suppress(UserError):
+            configs.append(configure({**settings, **changes}))
+    problem = experiment.build(configs[0])
+    sharing = 0
+    for config, records in train_together(configs, problem):
+        if records is not None:
+            sharing += 1
+            (record,) = records
+            assert content(record) == content(record_alone(config, problem)), config.flat()
+    assert sharing > len(configs) / 3
+
+
+def problem_and(*variants, **changes):
+    """Runs of these variants in this order, and their problem."""
+    settings = {**SETTINGS, "data.subset": 0.1, "training.epochs": 3, **changes}
+    configs = [configure({**settings, **variant_settings(variant)}) for variant in variants]
+    return configs, experiment.build(configs[0])
+
+
+def test_whoever_comes_first_the_others_share():
+    configs, problem = problem_and("fedsgd", "fedavg", "fola", "fedsgd", "fedprox")
+    shared = {config.names["method"]: records is not None for config, records in train_together(configs, problem)}
+    assert shared == {"fedsgd": True, "fedavg": True, "fola": True, "fedprox": False}
+
+
+def test_a_warm_up_that_diverges_takes_nobody_with_it():
+    wild = "data_sharing+share=0+warmup_epochs=2+warmup_lr=1e38"
+    configs, problem = problem_and("fedavg", wild, "fola")
+    shared = [config.names["method"] for config, records in train_together(configs, problem) if records is not None]
+    assert shared == ["fedavg", "fola"]

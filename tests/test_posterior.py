@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch.distributions import MultivariateNormal
@@ -221,6 +223,20 @@ def test_the_largest_eigenvalue():
     expected = float(torch.linalg.eigvalsh(gaussian.matrix)[-1])
     assert largest_eigenvalue(gaussian.matrix) == pytest.approx(expected, rel=1e-3)
     assert largest_eigenvalue(torch.zeros(3, 3)) == 0
+
+
+def test_the_largest_eigenvalue_hides_in_no_start():
+    """Of two-class softmax regression, whose diagonal is a null vector; of blocks; of many close ones, in float32."""
+    inputs = torch.randn(50, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    two_classes = torch.kron(torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64), inputs.T @ inputs / 200)
+    assert float((two_classes @ two_classes.diagonal()).norm()) < 1e-12
+    blocks = torch.block_diag(torch.tensor([[2.0]]), torch.ones(3, 3)).double()
+    turn = torch.linalg.qr(torch.randn(300, 300, generator=torch.Generator().manual_seed(1)))[0]
+    close = turn @ torch.diag(torch.linspace(0.5, 1.0, 300)) @ turn.T
+    for matrix, tolerance in ((two_classes, 1e-10), (blocks, 1e-10), (close, 2e-3)):
+        expected = float(torch.linalg.eigvalsh(matrix.double())[-1])
+        assert largest_eigenvalue(matrix) == pytest.approx(expected, rel=tolerance)
+    assert math.isnan(largest_eigenvalue(torch.full((4, 4), torch.nan)))
 
 
 @pytest.mark.parametrize("strength", [1.0, 3.0])

@@ -1,21 +1,23 @@
 """A Ray cluster to compute on: an existing one, or a local one for the time of the sweep."""
 
+import atexit
 import logging
 import os
-import shutil
-import signal
+import re
 import socket
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import filelock
+from typing import IO, Any, NamedTuple
 
 from fl_lightning.errors import UserError, require
-from fl_lightning.system import interrupts
+from fl_lightning.system import activity, interrupts
+from fl_lightning.system.processes import descendants
+from tune.private import LOOPBACK, private, read_again
+from tune.session import enrol, session, sweep_up
 
 # Before Ray is imported: no usage statistics, no logs of its own, Ctrl-C is ours, trials stay in our folder.
 SETTINGS = {
@@ -31,10 +33,8 @@ SETTINGS = {
 }
 # What workers on other machines must know.
 PASSED_ON = ("FL_LIGHTNING_DATA", "FL_LIGHTNING_PLUGINS", "MLFLOW_TRACKING_URI")
-# A socket's path may have 107 characters, so Ray's own files go to a short path.
-SESSION_PREFIX = "fl-ray-"
-OWNER = "owner.lock"
 CONNECT_SECONDS = 5.0
+TOKEN_WORDS = re.compile(r"token|authenticat", re.IGNORECASE)
 
 
 class Resources(NamedTuple):
@@ -57,41 +57,77 @@ def connected(address: str | None, resources: Resources, out: Path) -> Iterator[
         resources.cpu >= 0 and resources.gpu >= 0 and resources.cpu + resources.gpu > 0,
         f"--resources.cpu and --resources.gpu must be >= 0 and not both 0, got {resources.cpu:g}, {resources.gpu:g}",
     )
+    activity.say(f"connecting to the Ray cluster at {address}" if address else "starting Ray on this machine")
     os.environ.update(SETTINGS)
     if address is not None:
         _check_reachable(address)
     import ray
 
-    _sweep_up()
-    session = None if address else Path(tempfile.mkdtemp(prefix=SESSION_PREFIX))
-    owned = filelock.FileLock(session / OWNER) if session else None
-    if owned is not None:
-        owned.acquire()  # until this process ends, however it ends
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
-    try:
+    sweep_up()
+    with ExitStack() as stack:
+        stack.callback(_no_farewell)
         if address is None:
+            folder = stack.enter_context(session())
+            stack.enter_context(private())
             cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-            ray.init(num_cpus=cpus, include_dashboard=False, _temp_dir=str(session), **quiet)
+            place = {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": str(folder)}
+            _start(None, **place, _node_ip_address=LOOPBACK)
+            enrol(*descendants(os.getpid()))
         else:
             variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-            ray.init(address=address, runtime_env={"env_vars": {**variables, "OMP_NUM_THREADS": "1"}}, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"cannot reach a Ray cluster at {address or 'this machine'} ({reason}); start one with `ray start --head`, "
-            "correct --address, or leave it out to compute on this machine"
-        ) from None
-    interrupts.restore()
-    try:
+            read_again()
+            _start(address, runtime_env={"env_vars": {**variables, "OMP_NUM_THREADS": "1"}})
+        stack.callback(ray.shutdown)
+        interrupts.restore()
         nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         slots = _slots(nodes, resources)
         _check_shared(nodes, out)
         yield slots
+
+
+def _start(address: str | None, **settings: Any) -> None:
+    """`ray.init`, quietly; what it cannot do is said in one line."""
+    import ray
+
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as murmur:
+        try:
+            with interrupts.insistent(), _errors_to(murmur) if address else nullcontext():
+                ray.init(
+                    address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **settings
+                )
+            return
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
+            interrupts.check()  # it may be the interrupt that Ray has failed at
+            reason = " ".join(str(error).split())[:300]
+        murmur.seek(0)
+        if TOKEN_WORDS.search(reason + murmur.read()):
+            raise UserError(
+                f"the Ray cluster at {address} does not take the token of this machine ({reason}); set "
+                "RAY_AUTH_MODE=token, and copy ~/.ray/auth_token of the head here or set RAY_AUTH_TOKEN to what it "
+                "holds (docs/cluster.md)"
+            )
+    raise UserError(
+        f"cannot reach a Ray cluster at {address or 'this machine'} ({reason}); start one with `ray start --head`, "
+        "correct --address, or leave it out to compute on this machine"
+    )
+
+
+@contextmanager
+def _errors_to(file: IO[str]) -> Iterator[None]:
+    """Let a file have what compiled code says on the standard error; Ray says there, and only there, why it fails."""
+    before = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
     finally:
-        ray.shutdown()
-        if session is not None and owned is not None:
-            owned.release()
-            shutil.rmtree(session, ignore_errors=True)
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def _no_farewell() -> None:
+    """Ray's colours would say "back to normal" at the end of the program, and a terminal show that as `[0m`."""
+    if (colours := sys.modules.get("colorama.initialise")) is not None:
+        atexit.unregister(colours.reset_all)
 
 
 def _check_reachable(address: str) -> None:
@@ -141,10 +177,10 @@ def _check_shared(nodes: list[dict[str, Any]], out: Path) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from fl_lightning.runs.track import store_uri
+    from fl_lightning.runs.store import database_of, store_uri
 
     require(
-        not store_uri(out).startswith("sqlite:"),
+        database_of(store_uri(out)) is None,
         "several machines cannot write to one sqlite database; start an MLflow server and set MLFLOW_TRACKING_URI to "
         "its address (docs/cluster.md)",
     )
@@ -168,25 +204,3 @@ def _check_shared(nodes: list[dict[str, Any]], out: Path) -> None:
 
 def _sees(path: str) -> bool:
     return Path(path).exists()
-
-
-def _sweep_up() -> None:
-    """Remove what a killed driver has left of its cluster."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{SESSION_PREFIX}*"):
-        if not (folder / OWNER).exists():
-            continue  # another driver is just making it
-        try:
-            with filelock.FileLock(folder / OWNER, timeout=0):
-                _end_processes(folder)
-        except (filelock.Timeout, OSError):
-            continue  # its driver lives, or is not ours
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _end_processes(folder: Path) -> None:
-    """End whoever has a file of this folder open: trials live on for seconds and hold the locks of their runs."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is not ours
-            is_other = int(process.name) != os.getpid()
-            if is_other and any(os.readlink(file).startswith(f"{folder}/") for file in (process / "fd").iterdir()):
-                os.kill(int(process.name), signal.SIGKILL)

@@ -1,19 +1,24 @@
-"""Several methods on the same problem: runs them one after the other and puts their results side by side."""
+"""Several methods on the same problem: a small study, whose results are put side by side."""
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from statistics import fmean, stdev
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fl_lightning.config import RunConfig, configure
+from fl_lightning.config import RunConfig
 from fl_lightning.errors import require
-from fl_lightning.experiment import Outputs, check, finish, rounds
-from fl_lightning.record import Measurement
+from fl_lightning.experiment import check
 from fl_lightning.runs.folder import Result
-from fl_lightning.runs.recording import adopt
+from fl_lightning.system import activity
+from tune.averages import arrival, mean_and_deviation
+from tune.estimate import Estimate
+from tune.grid import cells
+from tune.study import Case, Study
+from tune.sweep import Options, Watch, local_slots, missing, sweep
+
+# Ray and its processes take ten seconds to start, on a busy machine a minute: shorter comparisons do without.
+WORTH_SECONDS = 60.0
 
 
 class Outcome(NamedTuple):
@@ -23,9 +28,6 @@ class Outcome(NamedTuple):
     seed: int
     result: Result
     config: RunConfig
-
-
-Announce = Callable[[RunConfig, str], Callable[[int, Measurement], None]]
 
 
 def variant_settings(variant: str) -> dict[str, str]:
@@ -48,47 +50,52 @@ def label_of(variant: str) -> str:
     return variant.partition(":")[0]
 
 
-def compare(
-    settings: Mapping[str, Any],
-    variants: Sequence[str],
-    seeds: Sequence[int],
-    out: Path,
-    announce: Announce,
-    fresh: bool = False,
-    name: str = "",
-) -> list[Outcome]:
-    """Run every variant at every seed. All settings are checked before the first run starts.
+def study_of(
+    settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], name: str | None = None
+) -> Study:
+    """A comparison as a study: a case for every variant, in one environment.
 
     Args:
-        settings: Of all runs alike.
-        variants: Methods with options, as `variant_settings` reads them.
-        seeds: Of every variant.
-        out: Folder of all runs.
-        announce: Asked before each run for who watches its rounds.
-        fresh: Compute again what an earlier process has computed.
-        name: Of the comparison: its runs are tagged as those of a study of this name; by default `name_of`.
+        settings: Of every run.
+        variants: The contestants, as `variant_settings` reads them.
+        seeds: Repetitions.
+        name: By which a report can select it; by default `name_of`.
     """
     for kind, names in (("method", list(map(label_of, variants))), ("seed", list(map(str, seeds)))):
-        twice = [name for name in names if names.count(name) > 1]
+        twice = [one for one in names if names.count(one) > 1]
         remedy = "give each a label of its own, as label:name+option=value" if kind == "method" else "name it once"
         require(not twice, f"the {kind} {''.join(twice[:1])!r} is named twice; {remedy}")
-    configs = [
-        (variant, seed, configure({**settings, **variant_settings(variant), "seed": seed}))
-        for seed in seeds
-        for variant in variants
-    ]
-    for _, seed, config in configs:
-        if seed == seeds[0]:
-            check(config)
+    cases = tuple(Case(label_of(variant), variant_settings(variant)) for variant in variants)
+    about = f"Comparison of {', '.join(case.label for case in cases)}."
     name = name or name_of(settings, variants)
-    outcomes = []
-    for variant, seed, config in configs:
-        label = label_of(variant)
-        tags = {"study": name, f"study.{name}": "all", "case": label}
-        result = finish(rounds(config, out, fresh, Outputs(tags)), announce(config, label))
-        adopt(config, out, result, tags)  # a run that was there before
-        outcomes.append(Outcome(label, seed, result, config))
-    return outcomes
+    return Study(name, "", about, dict(settings), cases=cases, seeds=tuple(seeds), keep_checkpoints=True)
+
+
+def compare(study: Study, options: Options, watch: Watch) -> tuple[list[Outcome], dict[str, str]]:
+    """Run every variant at every seed, on every core. All settings are checked before the first run starts.
+
+    Returns:
+        The runs that have ended, and those that could not be computed, with the reason.
+    """
+    configs = [config for cell in cells(study) for config in cell.configs]
+    for config in configs:
+        if config.seed == study.seeds[0]:
+            check(config)
+    todo = configs if options.fresh else missing(configs, options.out, study.stop)
+    slots = min(options.max_concurrent or len(todo), len(todo), local_slots(options.resources))
+    alone = slots <= 1 or _seconds(todo) < WORTH_SECONDS
+    found = sweep(study, options._replace(in_process=alone, pictures=True), watch)
+    outcomes = [
+        Outcome(cell.cell.case, config.seed, result, config) for cell in found.cells for config, result in cell.runs
+    ]
+    return outcomes, found.failures
+
+
+def _seconds(configs: Sequence[RunConfig]) -> float:
+    """About how long the runs take one after the other."""
+    activity.say("measuring a small round of every kind of run")
+    estimate = Estimate()
+    return sum(map(estimate.seconds, configs))
 
 
 def name_of(settings: Mapping[str, Any], variants: Sequence[str]) -> str:
@@ -102,36 +109,21 @@ def name_of(settings: Mapping[str, Any], variants: Sequence[str]) -> str:
     return f"{labels}-{hashlib.sha256(what.encode()).hexdigest()[:4]}"
 
 
-def rounds_to(history: Sequence[Measurement], threshold: float) -> int | None:
-    """The first round with GA at or above the threshold."""
-    return next((i for i, m in enumerate(history, start=1) if m.metrics["GA"] >= threshold), None)
-
-
 def table(outcomes: Sequence[Outcome], threshold: float) -> list[dict[str, str]]:
     """One row per variant: mean and standard deviation over seeds of GA and LA, and the rounds to a threshold."""
     rows = []
     for variant in dict.fromkeys(outcome.variant for outcome in outcomes):
         mine = [outcome for outcome in outcomes if outcome.variant == variant]
         ended = [outcome.result for outcome in mine if outcome.result.status == "finished"]
-        reached = [rounds_to(outcome.result.history, threshold) for outcome in mine]
-        numbers = [number for number in reached if number is not None]
         rows.append(
             {
                 "method": variant,
-                "GA (%)": _spread([100 * result.final["GA"] for result in ended]),
-                "LA (%)": _spread([100 * result.final["LA"] for result in ended]),
-                f"rounds to {threshold:.0%}": (_spread(numbers, digits=0) if numbers else "never")
-                + (f" ({len(numbers)}/{len(mine)})" if numbers and len(numbers) < len(mine) else ""),
+                "GA (%)": mean_and_deviation([100 * result.final["GA"] for result in ended], ".1f"),
+                "LA (%)": mean_and_deviation([100 * result.final["LA"] for result in ended], ".1f"),
+                f"rounds to {threshold:.0%}": arrival([one.result.history for one in mine], threshold, ".1f"),
                 "runs": f"{len(mine)}"
                 if len(ended) == len(mine)
                 else f"{len(mine)}, {len(mine) - len(ended)} diverged",
             }
         )
     return rows
-
-
-def _spread(values: Sequence[float], digits: int = 1) -> str:
-    if not values:
-        return "-"
-    mean = f"{fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {stdev(values):.1f}"

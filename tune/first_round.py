@@ -4,7 +4,7 @@ Before the first aggregation no method has anything to tell its clients, so most
 FedBE exactly as FedAvg does. And a client that trains 20 epochs passes through the models of 1, 5 and 10 epochs on its
 way. So runs of one round that differ in method and epochs alone are read off one trajectory; each equals, to the bit,
 the run by itself. Whether a method trains alike is not declared but seen from its hooks: it has no penalty and starts
-at the initial model, on the clients' own data.
+at the initial model, on the clients' own data, with the same settings once it has adapted them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +19,11 @@ from torch.utils import _pytree as pytree
 from fl_lightning import experiment
 from fl_lightning.config import RunConfig
 from fl_lightning.engines.engine import Fit, mean_loss
-from fl_lightning.errors import UserError
+from fl_lightning.errors import Diverged, UserError
 from fl_lightning.experiment import Outputs, Problem, Progress
 from fl_lightning.federation import draw_cohort
 from fl_lightning.loop import Stage, beginning, close_round, plans_of, set_up
-from fl_lightning.method import Cohort, Context, Local, Method, Step, with_round_lr
+from fl_lightning.method import Cohort, Context, Method, Step, with_round_lr
 from fl_lightning.params import Params, zip_map
 from fl_lightning.probes.accuracy import score
 from fl_lightning.record import RoundRecord, Snapshot
@@ -40,66 +40,68 @@ class Candidate(NamedTuple):
     cohort: Cohort
     context: Context
 
+    @property
+    def epochs(self) -> int:
+        """The epochs that its clients train: what the settings say, unless the method prescribes them."""
+        return self.cohort.training.epochs
 
-class Kept(NamedTuple):
-    """A client after some of its epochs: its model, what each method has folded up, the steps it took."""
+
+class Observer(NamedTuple):
+    """A method that watches the training, and after how many epochs its clients stop; they may differ between runs."""
+
+    method: Method
+    epochs: frozenset[int]
+
+
+class Milestone(NamedTuple):
+    """A client after some of its epochs: its model, what each observer has folded up, the steps it took."""
 
     params: Params
     traces: tuple[Any, ...]
     num_steps: int
 
 
-class Way(NamedTuple):
-    """A client's way through all epochs."""
+class Trajectory(NamedTuple):
+    """A client's training so far: what each observer has folded up, the steps, the milestones by epochs."""
 
     traces: tuple[Any, ...]
     losses: list[Tensor]
     shares: list[float]
-    kept: dict[int, Kept]
+    milestones: dict[int, Milestone]
 
 
 @dataclass(frozen=True)
-class Bundle(Method):
-    """Several methods that watch the same training, and the epochs after which they want to see the client."""
+class Bundle:
+    """The client hooks of several methods that watch the same training, none of which has a penalty."""
 
-    methods: tuple[Method, ...] = ()
-    epochs: frozenset[int] = frozenset()
+    observers: tuple[Observer, ...]
 
-    def init(self, params: Params, num_clients: int) -> Any:
-        raise NotImplementedError("a bundle only trains")
+    def penalty(self, context: Context) -> None:
+        return None
 
-    def trace(self, context: Context) -> Way:
+    def trace(self, context: Context) -> Trajectory:
         traces = tuple(
-            method.trace(Context(context.start, shared, own))
-            for method, shared, own in zip(self.methods, context.shared, context.own, strict=True)
+            observer.method.trace(Context(context.start, shared, own))
+            for observer, shared, own in zip(self.observers, context.shared, context.own, strict=True)
         )
-        return Way(traces, [], [], {})
+        return Trajectory(traces, [], [], {})
 
-    def observe(self, trace: Way, step: Step) -> Way:
-        without = step._replace(squares=None)
-        traces = tuple(
-            method.observe(one, step if method.needs_squares else without) if method.observes else one
-            for method, one in zip(self.methods, trace.traces, strict=True)
-        )
+    def observe(self, trace: Trajectory, step: Step) -> Trajectory:
+        traces = tuple(_shown(observer, one, step) for observer, one in zip(self.observers, trace.traces, strict=True))
         trace.losses.append(step.loss)
         trace.shares.append(float(step.fraction))
-        if step.epoch_ends and step.epoch + 1 in self.epochs:
-            trace.kept[int(step.epoch) + 1] = Kept(zip_map(torch.clone, step.params), traces, step.number + 1)
+        done = int(step.epoch) + 1
+        if step.epoch_ends and any(done in observer.epochs for observer in self.observers):
+            trace.milestones[done] = Milestone(zip_map(torch.clone, step.params), traces, step.number + 1)
         return trace._replace(traces=traces)
-
-    def report(self, local: Local, context: Context) -> Any:
-        raise NotImplementedError("a bundle only trains")
-
-    def aggregate(self, state: Any, cohort: Cohort, reports: Sequence[Any]) -> Any:
-        raise NotImplementedError("a bundle only trains")
-
-    @property
-    def needs_squares(self) -> bool:
-        return any(method.needs_squares for method in self.methods)
 
     @property
     def observes(self) -> bool:
         return True
+
+    @property
+    def needs_squares(self) -> bool:
+        return any(observer.method.needs_squares for observer in self.observers)
 
     @property
     def one_by_one(self) -> bool:
@@ -125,23 +127,42 @@ def share_first_round(
     """
     todo = [config for config in configs if fresh or run_folder.finished(config, out) is None]
     by_itself = [config for config in configs if config not in todo]
-    together: list[Candidate] = []
-    problem = experiment.build(todo[0]) if len(todo) > 1 else None
-    for config in todo:
-        candidate = None if problem is None else _candidate(config, problem)
-        if candidate is not None and (not together or _train_alike(candidate, together)):
-            together.append(candidate)
-        else:
-            by_itself.append(config)
-    if problem is not None and len(together) > 1:
-        records = _records(together, problem)
-        for candidate, record in zip(together, records, strict=True):
-            config = candidate.config
-            yield config, experiment.rounds(config, out, fresh, outputs(config), problem, record)
+    if len(todo) > 1:
+        problem = experiment.build(todo[0])
+        for config, records in train_together(todo, problem):
+            if records is None:
+                by_itself.append(config)
+            else:
+                yield config, experiment.rounds(config, out, fresh, outputs(config), problem, records)
     else:
-        by_itself += [candidate.config for candidate in together]
+        by_itself += todo
     for config in by_itself:
         yield config, experiment.rounds(config, out, fresh, outputs(config))
+
+
+def train_together(
+    configs: Sequence[RunConfig], problem: Problem
+) -> Iterator[tuple[RunConfig, Iterator[RoundRecord] | None]]:
+    """The only round of each run, or None if nobody trains as it does.
+
+    Args:
+        configs: Runs that differ in method and epochs alone.
+        problem: Their data and model.
+    """
+    groups: list[list[Candidate]] = []
+    for config in configs:
+        candidate = _candidate(config, problem)
+        if candidate is None:
+            yield config, None
+        elif group := next((group for group in groups if _train_alike(candidate, group)), None):
+            group.append(candidate)
+        else:
+            groups.append([candidate])
+    for group in groups:
+        if len(group) > 1:
+            yield from _rounds_of(group, problem)
+        else:
+            yield group[0].config, None
 
 
 def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
@@ -162,17 +183,17 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
             config.seed,
             problem.holdout,
         )
-    except UserError:
+        before = beginning(method, task, stage.server)
+    except (UserError, Diverged):
         return None  # it fails by itself, where somebody listens
-    before = beginning(method, task, stage.server)
     cohort = draw_cohort(method, stage.server, with_round_lr(stage.training, 1), federation, 1)
     if method.gather(cohort, stage.data)[0] is not cohort:
         return None
     context = method.broadcast(before.state, cohort)
     plain = all(method.penalty(context.of_member(position)) is None for position in range(len(cohort.members)))
     own_data = all(torch.equal(d.indices.cpu(), c) for d, c in zip(stage.data, problem.clients, strict=True))
-    alone = config.engine.one_by_one(task, plans_of(cohort, stage.data))
-    if plain and own_data and alone and _equal(context.start, task.initial.params):
+    apart = config.engine.trains_apart(task, plans_of(cohort, stage.data))
+    if plain and own_data and apart and _equal(context.start, task.initial.params):
         return Candidate(config, stage, before, cohort, context)
     return None
 
@@ -189,31 +210,35 @@ def _train_alike(candidate: Candidate, others: Sequence[Candidate]) -> bool:
     return alike and all(_equal(other.context, candidate.context) for other in same)
 
 
-def _records(together: Sequence[Candidate], problem: Problem) -> Iterator[Iterator[RoundRecord]]:
+def _rounds_of(group: Sequence[Candidate], problem: Problem) -> Iterator[tuple[RunConfig, Iterator[RoundRecord]]]:
     """Train once; then the round of each run, made when it is asked for."""
-    task, longest = problem.task, max(together, key=lambda one: one.config.training.epochs)
-    methods: dict[Method, Context] = {}
-    for candidate in together:
-        methods.setdefault(candidate.config.method, candidate.context)
-    bundle = Bundle(tuple(methods), frozenset(candidate.config.training.epochs for candidate in together))
-    contexts = methods.values()
-    context = Context(task.initial.params, tuple(c.shared for c in contexts), tuple(c.own for c in contexts))
+    task, longest = problem.task, max(group, key=lambda candidate: candidate.epochs)
+    contexts: dict[Method, Context] = {}
+    epochs: dict[Method, set[int]] = {}
+    for candidate in group:
+        contexts.setdefault(candidate.config.method, candidate.context)
+        epochs.setdefault(candidate.config.method, set()).add(candidate.epochs)
+    methods = list(contexts)
+    bundle = Bundle(tuple(Observer(method, frozenset(epochs[method])) for method in methods))
+    told = contexts.values()
+    context = Context(task.initial.params, tuple(c.shared for c in told), tuple(c.own for c in told))
     plans = plans_of(longest.cohort, longest.stage.data)
     fits = list(longest.config.engine.fit(bundle, task, context, task.initial.buffers, plans))
     scores: dict[int, list[Score]] = {}
-    for candidate in together:
-        yield _record(candidate, problem, fits, list(methods).index(candidate.config.method), scores)
+    for candidate in group:
+        place = methods.index(candidate.config.method)
+        yield candidate.config, _record(candidate, problem, fits, place, scores)
 
 
 def _record(
     candidate: Candidate, problem: Problem, fits: Sequence[Fit], place: int, scores: dict[int, list[Score]]
 ) -> Iterator[RoundRecord]:
-    epochs, cohort = candidate.config.training.epochs, candidate.cohort
+    epochs, cohort = candidate.epochs, candidate.cohort
     plans = plans_of(cohort, candidate.stage.data)
     own = []
     for fit, plan in zip(fits, plans, strict=True):
-        way: Way = fit.local.trace
-        params, traces, steps = way.kept[epochs]
+        trajectory: Trajectory = fit.local.trace
+        params, traces, steps = trajectory.milestones[epochs]
         local = fit.local._replace(
             params=params,
             trace=traces[place],
@@ -222,7 +247,7 @@ def _record(
             training=cohort.training,
             plan=plan,
         )
-        own.append(Fit(local, mean_loss(way.losses[:steps], way.shares[:steps], epochs)))
+        own.append(Fit(local, mean_loss(trajectory.losses[:steps], trajectory.shares[:steps], epochs)))
     method = candidate.config.method
     record = close_round(method, cohort, candidate.before, candidate.context, plans, own, seconds_broadcast=0.0)
     if epochs not in scores:  # the clients' models are the same for every method
@@ -230,6 +255,14 @@ def _record(
         scores[epochs] = score(problem.task, models, problem.dataset)
     clients = [result._replace(score=score) for result, score in zip(record.clients, scores[epochs], strict=True)]
     yield record._replace(clients=clients)
+
+
+def _shown(observer: Observer, trace: Any, step: Step) -> Any:
+    """An observer's statistics after a step that it might have seen in a training of its own."""
+    method, epochs = observer
+    if not method.observes or step.epoch >= max(epochs):
+        return trace
+    return method.observe(trace, step if method.needs_squares else step._replace(squares=None))
 
 
 def _equal(one: Any, other: Any) -> bool:

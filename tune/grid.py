@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fl_lightning.config import PARTS, RunConfig, build, configure
-from fl_lightning.errors import UserError
+from fl_lightning.config import PARTS, RunConfig, build, configure, schema_of
+from fl_lightning.errors import UserError, require
 from fl_lightning.streams import numpy_generator
+from fl_lightning.usual_names import UnknownSetting
+from tune.best import ROUNDS, VALIDATION
 from tune.study import REFERENCE, Case, Range, Study
 
 
@@ -24,6 +26,7 @@ class Cell:
         seeds: Repetitions.
         refers: Settings that hold the folder of the reference run.
         references: That folder, by seed.
+        confirms: Whether its seeds only confirm a choice that was made without them.
     """
 
     case: str
@@ -33,11 +36,17 @@ class Cell:
     seeds: tuple[int, ...]
     refers: tuple[str, ...] = ()
     references: Mapping[int, str] = field(default_factory=dict)
+    confirms: bool = False
 
     @property
     def group(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
-        """The contest this cell takes part in: its case and environment."""
+        """Its case and environment."""
         return self.case, tuple(sorted((key, str(value)) for key, value in self.environment.items()))
+
+    @property
+    def contest(self) -> tuple[Any, ...]:
+        """Whom it competes with: runs of more rounds are a contest of their own, unless their number is tuned."""
+        return (*self.group, None if ROUNDS in self.point else self.config.federation.rounds)
 
     @property
     def configs(self) -> list[RunConfig]:
@@ -64,10 +73,11 @@ def cells(study: Study) -> list[Cell]:
 
 
 def reference_cells(study: Study) -> list[Cell]:
-    """The runs that others refer to, one cell per environment."""
+    """The runs that others refer to, one cell per environment, for all seeds of the study."""
     case = Case("reference", {**(study.reference or {}), **dict.fromkeys(_referring(study.base))})
     builder = Builder(study, case)
-    return [builder.cell(environment, {}) for environment in environments(study)]
+    seeds = (*study.seeds, *(study.confirm.seeds if study.confirm else ()))
+    return [replace(builder.cell(environment, {}), seeds=seeds) for environment in environments(study)]
 
 
 def environments(study: Study) -> list[dict[str, Any]]:
@@ -121,9 +131,28 @@ class Builder:
         try:
             chosen = {key: value for key, value in self._case.settings.items() if key in self._fixed}
             config = self._config({**environment, **chosen, **point})
+            self._check_metric(config)
+        except UnknownSetting as error:
+            raise UserError(self._misplaced(error.key) or f"{self._place}: {error}") from None
         except UserError as error:
-            raise UserError(f"study {self._study.name}, case {self._case.label}: {error}") from None
+            raise UserError(f"{self._place}: {error}") from None
         return Cell(self._case.label, environment, point, config, self._study.seeds, self._refers)
+
+    @property
+    def _place(self) -> str:
+        return f"study {self._study.name}, case {self._case.label}"
+
+    def _misplaced(self, key: str) -> str:
+        """What to do with a key that stands for all cases, though only some have it; empty if that is not so."""
+        study = self._study
+        common = {"space": study.space, "environments": study.environments, "base": study.base}
+        where = next((name for name, settings in common.items() if key in settings), None)
+        owners = [case.label for case in study.cases if where and _takes({**study.base, **case.settings}, key)]
+        if not owners:
+            return ""
+        place = f"the space of the case {' and of '.join(owners)}"
+        target = place if where == "space" else place.replace("the space of ", "")
+        return f"{self._place} has no setting {key}, which stands in {where} for all cases; put it into {target}"
 
     def _config(self, varied: Mapping[str, Any]) -> RunConfig:
         if any(key in PARTS and key not in self._case.settings for key in varied):
@@ -133,12 +162,27 @@ class Builder:
             values[key] = self._parse(key, value)[key]
         return build(values)
 
+    def _check_metric(self, config: RunConfig) -> None:
+        stop = self._study.stop.metric if self._study.stop else None
+        for name, metric in (("metric", self._study.metric), ("stop.metric", stop)):
+            require(
+                metric != VALIDATION or config.split.validation > 0,
+                f"{name} {VALIDATION} needs data that belong to no client, got data.validation 0; set data.validation, "
+                "0.1 for instance, for all runs, or choose another metric",
+            )
+
     def _parse(self, key: str, value: Any) -> dict[str, Any]:
         name = f"{key}={value!r}"
         if name not in self._parsed:
             self._parsed[name] = configure({**self._fixed, **({key: value} if key else {})}).flat()
         flat: dict[str, Any] = self._parsed[name]
         return flat
+
+
+def _takes(settings: Mapping[str, Any], key: str) -> bool:
+    """Whether a run with these parts has the setting."""
+    parts = {part: settings.get(part, default) for part, (_, default, _) in PARTS.items()}
+    return key in schema_of(parts)
 
 
 def _referring(settings: Mapping[str, Any]) -> list[str]:

@@ -3,18 +3,21 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from fl_lightning.config import RunConfig
 from fl_lightning.errors import unknown
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.folder import Result
-from tune.comparison import rounds_to
+from tune import best
+from tune.averages import arrival, mean_and_deviation
 from tune.edges import edges, space_of
 from tune.grid import Cell
 from tune.study import Stop, Study
 
+# Accuracies are shown in percent.
+PERCENT = frozenset({"GA", "LA", best.VALIDATION})
 # The column of settings that are best at an end of what was tried: a better one may lie beyond.
 EDGE = "at the edge"
 
@@ -43,10 +46,9 @@ class CellOutcome(NamedTuple):
         return [measured(result.final, self.metric) for result in self.good]
 
     @property
-    def mean(self) -> float:
-        """Over seeds; a setting that diverged for some seed is worth nothing."""
-        complete = len(self.values) == len(self.cell.seeds)
-        return fmean(self.values) if complete else float("-inf")
+    def tried(self) -> best.Tried:
+        """What the rule for the best looks at."""
+        return best.Tried(self.values, sum(result.status == "diverged" for _, result in self.runs))
 
 
 def outcome_of(cell: Cell, out: Path, study: Study) -> CellOutcome:
@@ -64,7 +66,9 @@ def ended(config: RunConfig, out: Path, stop: Stop | None) -> Result | None:
     if result is not None and stop is not None:
         enough = stop.enough([measured(measurement.metrics, stop.metric) for measurement in result.history])
         if enough is not None:
-            return replace(result, history=result.history[:enough])
+            # Whether it diverged later, this study would never have seen.
+            status = "stopped" if result.status == "diverged" else result.status
+            return replace(result, status=status, history=result.history[:enough])
     return None if result is None or result.status == "stopped" else result
 
 
@@ -76,57 +80,94 @@ def measured(metrics: Mapping[str, float], metric: str) -> float:
 
 
 def best_of(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:
-    """The best cell of every contest, by the mean over seeds; the earlier one where two are equal."""
-    best: dict[Any, CellOutcome] = {}
+    """The best cell of every contest; see `tune.best`."""
+    contests: dict[Any, list[CellOutcome]] = {}
     for outcome in outcomes:
-        group = (*outcome.cell.group, outcome.cell.config.federation.rounds)
-        if outcome.values and (group not in best or outcome.mean > best[group].mean):
-            best[group] = outcome
-    return list(best.values())
+        if not outcome.cell.confirms:
+            contests.setdefault(outcome.cell.contest, []).append(outcome)
+    found = [(mine, best.best([one.tried for one in mine])) for mine in contests.values()]
+    return [mine[number] for mine, number in found if number is not None]
 
 
 def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
-    """The table of a sweep: the best setting of every case in every environment."""
+    """The table of a sweep: the best setting of every case in every environment, also on fresh seeds if it has some."""
     table = []
     varied = {key for outcome in outcomes for key in outcome.cell.environment}
     tuned = list(dict.fromkeys(key for outcome in outcomes for key in outcome.cell.point))
     lengths = {outcome.cell.config.federation.rounds for outcome in outcomes}
     measured_in = [set(result.final) for outcome in outcomes for result in outcome.good]
     probed = [metric for metric in ("AE", "LF") if measured_in and all(metric in names for names in measured_in)]
+    confirming = {outcome.cell.contest: outcome for outcome in outcomes if outcome.cell.confirms}
     for outcome in best_of(outcomes):
         cell = outcome.cell
         row = {key: _short(cell.environment.get(key, "")) for key in sorted(varied)}
         row["case"] = cell.case
-        if len(lengths) > 1:
+        if len(lengths) > 1 and best.ROUNDS not in tuned:
             row["rounds"] = str(cell.config.federation.rounds)
         row |= {key: _short(cell.point.get(key, "")) for key in tuned}
         if tuned:
             at_edge = edges(cell.point, space_of(study, cell.case))
             row[EDGE] = ", ".join(f"{key} ({side})" for key, side in at_edge.items())
-        ended, everything = outcome.good, [result for _, result in outcome.runs]
         for metric in dict.fromkeys((study.metric, "GA", "LA", *probed)):
-            percent = metric in ("GA", "LA")
-            values = [result.final[metric] * (100 if percent else 1) for result in ended]
-            row[f"{metric} (%)" if percent else metric] = _spread(values, ".2f" if percent else ".3g")
+            if confirming and metric == _reported(study.metric):
+                row |= _confirmed(metric, outcome, confirming.get(cell.contest))
+            else:
+                row[_title(metric)] = _mean(outcome.good, metric)
+        histories = [result.history for _, result in outcome.runs]
         for threshold in study.thresholds:
-            reached = [rounds_to(result.history, threshold) for result in everything]
-            arrived = [number for number in reached if number is not None]
-            share = f" ({len(arrived)}/{len(reached)})" if 0 < len(arrived) < len(reached) else ""
-            row[f"rounds to {threshold:.0%}"] = (_spread(arrived) if arrived else "never") + share
-        missing = f" of {len(cell.seeds)}" if len(everything) < len(cell.seeds) else ""
-        diverged = len(everything) - len(ended)
-        row["runs"] = f"{len(everything)}{missing}" + (f", {diverged} diverged" if diverged else "")
+            row[f"rounds to {threshold:.0%}"] = arrival(histories, threshold, ".2f")
+        row["runs"] = _counted(outcome)
+        if confirming:
+            row["confirming"] = _counted(confirming[cell.contest]) if cell.contest in confirming else ""
         table.append(row)
     if not any(row.get(EDGE) for row in table):
         return [{key: cell for key, cell in row.items() if key != EDGE} for row in table]
     return table
 
 
+def protocol_of(outcomes: Sequence[CellOutcome], study: Study) -> str:
+    """How the numbers of the table came about; empty if there was nothing to choose from."""
+    contests = [outcome.cell.contest for outcome in outcomes if not outcome.cell.confirms]
+    if len(set(contests)) == len(contests) and study.confirm is None:
+        return ""
+    return best.protocol(study.metric, study.seeds, study.confirm.seeds if study.confirm else ())
+
+
+def _confirmed(metric: str, chosen: CellOutcome, confirming: CellOutcome | None) -> dict[str, str]:
+    """The same setting on seeds that had no part in choosing it, and how much too good the choice looked."""
+    fresh = confirming.good if confirming is not None else []
+    means = [fmean(result.final[metric] for result in results) for results in (chosen.good, fresh) if results]
+    percent = metric in PERCENT
+    optimism = means[0] - means[1] if len(means) == 2 else None
+    name = "optimism (points)" if percent else "optimism"
+    return {
+        f"chosen {_title(metric)}": _mean(chosen.good, metric),
+        f"confirmed {_title(metric)}": _mean(fresh, metric),
+        name: "-" if optimism is None else f"{100 * optimism:+.2f}" if percent else f"{optimism:+.3g}",
+    }
+
+
+def _reported(metric: str) -> str:
+    """What is shown of fresh seeds: never the validation data, which only serve to choose."""
+    return "GA" if metric == best.VALIDATION else metric
+
+
+def _title(metric: str) -> str:
+    return f"{metric} (%)" if metric in PERCENT else metric
+
+
+def _mean(results: Sequence[Result], metric: str) -> str:
+    percent = metric in PERCENT
+    values = [result.final[metric] * (100 if percent else 1) for result in results]
+    return mean_and_deviation(values, ".2f" if percent else ".3g")
+
+
+def _counted(outcome: CellOutcome) -> str:
+    ended, seeds = len(outcome.runs), len(outcome.cell.seeds)
+    diverged = ended - len(outcome.good)
+    missing = f" of {seeds}" if ended < seeds else ""
+    return f"{ended}{missing}" + (f", {diverged} diverged" if diverged else "")
+
+
 def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _spread(values: Sequence[float], digits: str = ".2f") -> str:
-    if not values:
-        return "-"
-    return f"{fmean(values):{digits}}" + (f" ± {stdev(values):{digits}}" if len(values) > 1 else "")

@@ -1,22 +1,26 @@
 """A sweep in MLflow: one parent run, to which the runs of its settings and seeds belong."""
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fl_lightning.config import RunConfig
 from fl_lightning.errors import UserError
+from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.folder import Result
 from fl_lightning.runs.recording import adopt
 from fl_lightning.runs.track import PARENT_TAG, Tracker
+from fl_lightning.system import activity, spreadsheet
 from fl_lightning.system.atomic import write_atomically
 from fl_lightning.system.text import render
-from tune.outcome import CellOutcome, rows
+from tune.grid import Cell
+from tune.outcome import CellOutcome, best_of, protocol_of, rows
+from tune.picture import Picture
 from tune.study import Study
 
 
@@ -29,12 +33,11 @@ class SweepRecord:
         folder: Of this sweep.
     """
 
-    def __init__(self, study: Study, out: Path, folder: Path) -> None:
+    def __init__(self, study: Study | Picture, out: Path, folder: Path) -> None:
         self._study, self._out, self._folder = study, out, folder
         name = f"sweep {study.name}" + (f" {study.scale}" if study.scale else "")
         tags = {"kind": "sweep", **_study_tags(study)}
-        params = {"metric": study.metric, "seeds": len(study.seeds), "cases": [case.label for case in study.cases]}
-        self._tracker = Tracker(out, f"sweep {study.name} {study.scale} {study.identity}", name, params, tags)
+        self._tracker = Tracker(out, f"sweep {study.name} {study.scale} {study.identity}", name, study.params, tags)
         self.run_id = self._tracker.run_id
         folder.mkdir(parents=True, exist_ok=True)
         content = json.loads(json.dumps(asdict(study), default=str))
@@ -60,47 +63,59 @@ class SweepRecord:
             self._tracker.finish_children(status)  # its trials are gone, without a word
             self._tracker.finish(status)
 
-    def close(self, outcomes: Sequence[CellOutcome], failures: Mapping[str, str]) -> None:
+    def close(self, study: Study, outcomes: Sequence[CellOutcome], failures: Mapping[str, str]) -> None:
         """Adopt the runs that other sweeps have computed, and store the tables."""
-        for outcome in outcomes:
-            for config, result in outcome.runs:
-                adopt(config, self._out, result, self.child_tags)
-        table = rows(outcomes, self._study)
+        outcomes = [outcome._replace(runs=self._adopted(outcome)) for outcome in outcomes]
+        table, protocol = rows(outcomes, study), protocol_of(outcomes, study)
+        best = render(table, markdown=True) if table else ""
         paths = [self._folder / "study.yaml"]
         for name, text in (
             ("runs.csv", _runs_csv(outcomes)),
-            ("best.md", render(table, markdown=True) if table else ""),
+            ("best.md", f"{best}\n\n{protocol[0].upper()}{protocol[1:]}.\n" if table and protocol else best),
         ):
             paths.append(self._folder / name)
             write_atomically(paths[-1], text.encode())
         self._tracker.artifacts(paths)
         ended = sum(len(outcome.runs) for outcome in outcomes)
-        means = [outcome.mean for outcome in outcomes if outcome.values and outcome.mean > float("-inf")]
+        means = [one.tried.mean for one in best_of(outcomes) if len(one.values) == len(one.cell.seeds)]
         numbers = {"runs": float(ended), "failures": float(len(failures))}
-        self._tracker.log_rounds([(0, numbers | ({f"best_{self._study.metric}": max(means)} if means else {}))])
+        self._tracker.log_rounds([(0, numbers | ({f"best_{study.metric}": max(means)} if means else {}))])
         self._tracker.finish("FINISHED" if not failures else "FAILED")
+        if not self._tracker.flush():
+            activity.warn("the MLflow server lacks the tables of this sweep; the same command sends them")
+
+    def _adopted(self, outcome: CellOutcome) -> list[tuple[RunConfig, Result]]:
+        """The runs of a cell, as the present store knows them."""
+        runs = []
+        for config, result in outcome.runs:
+            whole = run_folder.latest(config, self._out) or result  # also what lies beyond this study's rule
+            known = adopt(self._out, whole, {**self.child_tags, **purpose_tags(outcome.cell)})
+            runs.append((config, replace(result, run_id=known.run_id)))
+        return runs
 
 
-def open_sweep(study: Study, out: Path, folder: Path) -> SweepRecord:
+def open_sweep(study: Study | Picture, out: Path, folder: Path) -> SweepRecord:
     """The parent run; opening it also creates the store's tables, once, before many processes write to them."""
     return SweepRecord(study, out, folder)
 
 
-def _study_tags(study: Study) -> dict[str, str]:
+def purpose_tags(cell: Cell) -> dict[str, str]:
+    """What marks runs that only confirm a choice, so that nobody chooses by them."""
+    return {"purpose": "confirm"} if cell.confirms else {}
+
+
+def _study_tags(study: Study | Picture) -> dict[str, str]:
     # A run may belong to several studies, so each has a tag of its own name.
     return {f"study.{study.name}": study.scale or "all", "study": study.name}
 
 
 def _runs_csv(outcomes: Sequence[CellOutcome]) -> str:
-    """One line per run: case, settings, how it ended, the metrics of its last round."""
+    """One line per run: case, whether it chose or confirmed, settings, how it ended, the metrics of its last round."""
     lines: list[dict[str, Any]] = []
     for outcome in outcomes:
         for config, result in outcome.runs:
             ending = {"status": result.status, "round": len(result.history), "run_id": result.run_id}
-            lines.append({"case": outcome.cell.case, **config.flat(), **ending, **result.final})
+            purpose = "confirm" if outcome.cell.confirms else "choose"
+            lines.append({"case": outcome.cell.case, "purpose": purpose, **config.flat(), **ending, **result.final})
     columns = list(dict.fromkeys(key for line in lines for key in line))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns)
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    return spreadsheet.lines(lines, columns)

@@ -45,7 +45,9 @@ class FairSearch(Searcher):
             )
         ]
         self._remembered: dict[str, list[dict[str, Any]]] = (
-            json.loads(memory.read_text()) if memory.exists() else {contest.name: [] for contest in self._contests}
+            json.loads(memory.read_text(encoding="utf-8"))
+            if memory.exists()
+            else {contest.name: [] for contest in self._contests}
         )
         for contest in self._contests:
             contest.begin(self._remembered[contest.name])
@@ -131,7 +133,7 @@ class FairAsha(FIFOScheduler):
         super().__init__()  # type: ignore[no-untyped-call]
         self._study, self._rounds, self._memory = study, rounds, memory
         self._judges: dict[str, ASHAScheduler] = {}
-        self._stops: dict[str, int] = json.loads(memory.read_text()) if memory.exists() else {}
+        self._stops: dict[str, int] = json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else {}
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         self._judge(trial).on_trial_add(tune_controller, trial)

@@ -10,20 +10,21 @@ One YAML or Python file, data without logic:
       - {label: FOLA, method: fola, space: {method.strength: [1, 100]}}
     space: {training.lr: [0.1, 0.01]}           # what is tuned, for every case: a list is a grid
     seeds: 3                                    # 0, 1, 2; or a list
+    confirm: {seeds: 5}                         # the best settings again, on seeds 3 to 7, which chose nothing
     scales: {smoke: {seeds: 1}}                 # named changes of all this, chosen by --scale
 
 A space may also say `{choice: [...]}`, `{uniform: [low, high]}` or `{loguniform: [low, high]}`; then `search` says how
 many samples every case gets in every environment, the same for all: `search: {algorithm: optuna, samples: 20}`.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from fl_lightning.errors import require, unknown
+from tune.best import ROUNDS
+from tune.identity import short_hash
 
 REFERENCE = "@reference"
 Distribution = Literal["choice", "uniform", "loguniform"]
@@ -138,6 +139,20 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Confirm:
+    """How the best settings are confirmed.
+
+    Attributes:
+        seeds: Repetitions that have no part in choosing.
+    """
+
+    seeds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        require(bool(self.seeds), "confirm.seeds is empty; give a number or a list, such as confirm: {seeds: 5}")
+
+
+@dataclass(frozen=True)
 class Study:
     """What a sweep computes.
 
@@ -150,13 +165,14 @@ class Study:
         cases: The contestants.
         space: What is tuned for all of them.
         seeds: Repetitions.
-        metric: What is good if large; of the last round, averaged over seeds, it decides what is best.
+        metric: What is good if large; of the last round, averaged over seeds, it decides what is best. In a file that
+            does not say, GA_validation if `base` has data.validation, else GA; the same for `stop`.
         search: How the space is searched.
         stop: When a run need not go on.
         continue_to: The best setting of every case and environment goes on to this many rounds.
+        confirm: The best setting of every case and environment runs again on seeds that had no part in choosing.
         thresholds: Levels of GA whose round of arrival the table shows.
         keep_checkpoints: Whether the final models stay on disk.
-        draw: Two Gaussian posteriors in the plane (means, covariances, weight) instead of runs: a picture is computed.
         memory: GB that a run takes; where they are scarce, fewer runs at once.
         report: Whether figures and tables of the study are made at the end and stored with the sweep in MLflow.
         reference: Settings of a run that is computed first, for every environment and seed; where a setting is
@@ -175,16 +191,14 @@ class Study:
     search: Search = field(default_factory=Search)
     stop: Stop | None = None
     continue_to: int | None = None
+    confirm: Confirm | None = None
     thresholds: tuple[float, ...] = ()
     keep_checkpoints: bool = False
     reference: Mapping[str, Any] | None = None
-    draw: Mapping[str, Any] | None = None
     report: bool = False
     memory: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.draw is not None:
-            return
         require(isinstance(self.metric, str), f"metric must be the name of a metric, got {self.metric!r}")
         require(
             isinstance(self.keep_checkpoints, bool),
@@ -216,6 +230,17 @@ class Study:
             self.continue_to is None or (whole(self.continue_to) and self.search.scheduler == "none"),
             f"continue_to must be a number of rounds, and goes with search.scheduler none, got {self.continue_to}",
         )
+        tuned = [key for space in spaces for key in space]
+        require(
+            self.continue_to is None or ROUNDS not in tuned,
+            f"study {self.name} tunes {ROUNDS}, which continue_to sets; leave one of them out",
+        )
+        again = sorted(set(self.seeds) & set(self.confirm.seeds if self.confirm else ()))
+        require(
+            not again,
+            f"confirm.seeds must have no part in choosing, but {', '.join(map(str, again))} are among the seeds of "
+            f"study {self.name}; give other numbers, or how many",
+        )
 
         settings = [self.base, *(case.settings for case in self.cases)]
         require(
@@ -226,7 +251,12 @@ class Study:
     @property
     def identity(self) -> str:
         """A short hash of everything the study says."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()[:8]
+        return short_hash(self)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What MLflow shows of it."""
+        return {"metric": self.metric, "seeds": len(self.seeds), "cases": [case.label for case in self.cases]}
 
 
 def number(value: Any) -> float:

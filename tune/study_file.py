@@ -1,19 +1,24 @@
 """Studies from files: those that come with the project, and anybody's YAML or Python file."""
 
 import math
+import re
 import runpy
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import yaml
 
 from fl_lightning.errors import UserError, require, unknown
-from tune.study import Case, Distribution, Range, Search, Stop, Study, number, whole
+from tune.best import VALIDATION
+from tune.picture import Picture
+from tune.study import Case, Confirm, Distribution, Range, Search, Stop, Study, number, whole
 
 FOLDER = Path(__file__).parent / "studies"
 DEFAULT_SCALE = "small"
+PLAIN = re.compile(r"\w[\w .-]*")
+MOST_LETTERS = 120
 
 
 def names() -> list[str]:
@@ -22,7 +27,15 @@ def names() -> list[str]:
 
 
 def load(name: str, scale: str | None = None, overrides: Mapping[str, Any] | None = None) -> Study:
-    """A study by name, or from a YAML or Python file.
+    """A study that has runs; arguments as for `read`."""
+    study = read(name, scale, overrides)
+    if isinstance(study, Picture):
+        raise UserError(f"{name} is a picture without runs; draw it with `fl-lightning sweep {name}`")
+    return study
+
+
+def read(name: str, scale: str | None = None, overrides: Mapping[str, Any] | None = None) -> Study | Picture:
+    """What a file describes, by its name among those that come with the package, or by its path.
 
     Args:
         name: One of `names()`, or a path; a Python file defines a mapping called STUDY.
@@ -37,6 +50,8 @@ def load(name: str, scale: str | None = None, overrides: Mapping[str, Any] | Non
         if not scales:
             raise UserError(f"study {name} has no scales, got --scale {scale}; leave it out")
         raise unknown("scale", scale, scales)
+    for known in scales:
+        _require_plain(f"{name}: the name of a scale", known)
     scale = scale or (DEFAULT_SCALE if DEFAULT_SCALE in scales else next(iter(scales), ""))
     changes = (scales[scale] or {}) if scale else {}
     require(isinstance(changes, Mapping), f"{name}: scale {scale} must be a mapping, got {changes!r}")
@@ -45,8 +60,10 @@ def load(name: str, scale: str | None = None, overrides: Mapping[str, Any] | Non
         content[key] = _merged(f"{name}: {key}", key == "base", content[key], value) if merges else value
     if usual != (now := _data_of(content)) and content.get("about"):
         content["about"] = f"{content['about']} (At this scale on {now} instead of {usual}.)"
-    study = _parse(Path(name).stem if _is_file(name) else name, scale or "", content)
-    return _pin(study, overrides or {})
+    title = Path(name).stem if _is_file(name) else name
+    if "draw" in content:
+        return _picture(title, scale or "", content, overrides or {})
+    return _with_default_metric(_pin(_parse(title, scale or "", content), overrides or {}), content)
 
 
 def _merged(where: str, flatten: bool, old: Any, new: Any) -> dict[str, Any]:
@@ -80,12 +97,12 @@ def _read(name: str) -> dict[str, Any]:
             content: Any = runpy.run_path(str(path)).get("STUDY")
             require(content is not None, f"{path} must define STUDY, a mapping; see docs/sweeps.md")
         else:
-            content = yaml.safe_load(path.read_text())
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no study at {path}; fl-lightning list studies shows those that come with it") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     except UserError:
         raise
@@ -95,7 +112,30 @@ def _read(name: str) -> dict[str, Any]:
     return dict(content)
 
 
+def _picture(name: str, scale: str, content: Mapping[str, Any], overrides: Mapping[str, Any]) -> Picture:
+    known = {item.name for item in fields(Picture)} - {"name", "scale"}
+    for key in content:
+        if key not in known:
+            raise unknown(f"key of picture {name}", str(key), known)
+    require(
+        not overrides,
+        f"{name} is a picture without runs, so settings of runs have no meaning, got --{''.join(list(overrides)[:1])}",
+    )
+    settings = _mapping(f"{name}: draw", content["draw"])
+    return Picture(name, scale, str(content.get("about", "")), settings)
+
+
+def _require_plain(what: str, name: Any) -> None:
+    """Names of studies and scales become names of folders and tags."""
+    require(
+        isinstance(name, str) and PLAIN.fullmatch(name) is not None and len(name) <= MOST_LETTERS,
+        f"{what} must be letters, digits, blanks and any of _ . - and begin with a letter or digit, at most "
+        f"{MOST_LETTERS} in all, got {name!r}",
+    )
+
+
 def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
+    _require_plain("the name of a study (its file)", name)
     known = {item.name for item in fields(Study)} - {"name", "scale"}
     for key in content:
         if key not in known:
@@ -112,6 +152,8 @@ def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
     for key, cls in (("search", Search), ("stop", Stop)):
         if values.get(key) is not None:
             values[key] = _section(f"{name}: {key}", cls, values[key])
+    if values.get("confirm") is not None:
+        values["confirm"] = _confirm(name, values["confirm"], values["seeds"])
     if "thresholds" in values:
         levels = values["thresholds"]
         good = isinstance(levels, Sequence) and all(isinstance(level, int | float) for level in levels)
@@ -125,6 +167,10 @@ def _case(study: str, content: Any) -> Case:
     space = _space(f"{study}: space of a case", settings.pop("space", {}))
     label = settings.pop("label", None) or settings.get("method")
     require(isinstance(label, str), f"{study}: a case must name its method, got {content!r}")
+    require(
+        str(label).isprintable() and len(str(label)) <= MOST_LETTERS,
+        f"{study}: the label of a case must be one line of at most {MOST_LETTERS} letters, got {label!r}",
+    )
     return Case(str(label), settings, space)
 
 
@@ -160,6 +206,27 @@ def _seeds(name: str, content: Any) -> tuple[int, ...]:
     good = isinstance(content, Sequence) and not isinstance(content, str) and all(isinstance(s, int) for s in content)
     require(good, f"{name}: seeds must be a number >= 1 or a list of whole numbers, got {content!r}")
     return tuple(dict.fromkeys(content))
+
+
+def _confirm(name: str, content: Any, taken: Sequence[int]) -> Confirm:
+    """A number of seeds means those after the largest that has a part in choosing."""
+    where = f"{name}: confirm"
+    settings = _mapping(where, content)
+    require("seeds" in settings, f"{where} must say how many seeds, such as confirm: {{seeds: 5}}, got {content!r}")
+    seeds = _seeds(where, settings["seeds"])
+    if whole(settings["seeds"]):
+        seeds = tuple(max(taken, default=-1) + 1 + seed for seed in seeds)
+    return cast("Confirm", _section(where, Confirm, {**settings, "seeds": seeds}))
+
+
+def _with_default_metric(study: Study, content: Mapping[str, Any]) -> Study:
+    """Where the file is silent, settings are chosen on validation data, if every run has them; and `stop` follows."""
+    if "metric" not in content:
+        share = number(study.base.get("data.validation", 0))
+        study = replace(study, metric=VALIDATION if share > 0 else "GA")
+    if study.stop is not None and "metric" not in content["stop"]:
+        study = replace(study, stop=replace(study.stop, metric=study.metric))
+    return study
 
 
 def _section(where: str, cls: type[Any], content: Any) -> Any:

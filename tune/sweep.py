@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,15 +19,16 @@ from fl_lightning.config import RunConfig
 from fl_lightning.experiment import Outputs
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.identity import identity
-from fl_lightning.system import memory
+from fl_lightning.system import activity, memory
 from tune import record
 from tune.cluster import Resources, connected
 from tune.estimate import Estimate
+from tune.follow_up import confirmed, continued
 from tune.grid import Cell, cells, reference_cells
-from tune.outcome import CellOutcome, best_of, ended, outcome_of
+from tune.outcome import CellOutcome, ended, outcome_of
 from tune.packing import Unit, compact, packs, units
 from tune.study import Stop, Study
-from tune.work import Order
+from tune.work import Instructions, one_after_the_other
 
 # Lost nodes and killed processes; a run's own failure is recorded and not tried again in the same sweep.
 MAX_FAILURES = 5
@@ -42,6 +43,8 @@ class Options(NamedTuple):
         resources: Of one trial.
         max_concurrent: Trials at once, at most; 0 takes what the cluster holds.
         fresh: Compute again what earlier processes have computed.
+        in_process: Compute one run after the other in this process, without Ray; grids only.
+        pictures: Whether every run draws its curves and its partition.
     """
 
     out: Path
@@ -49,6 +52,8 @@ class Options(NamedTuple):
     resources: Resources = Resources()
     max_concurrent: int = 0
     fresh: bool = False
+    in_process: bool = False
+    pictures: bool = False
 
 
 class Status(NamedTuple):
@@ -96,24 +101,28 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
     """
     known = cells(study) if study.search.algorithm != "optuna" else None  # refuses settings that cannot be
     folder = options.out / "sweeps" / f"{study.name}-{study.scale or 'all'}-{study.identity}"
+    activity.say("opening the store of runs")
     parent = record.open_sweep(study, options.out, folder)
-    outputs = Outputs(parent.child_tags, pictures=False, checkpoint=_keeps(study))
-    order = Order(options.out, outputs, stop=study.stop, metric=study.metric)
+    outputs = Outputs(parent.child_tags, pictures=options.pictures, checkpoint=_keeps(study))
+    instructions = Instructions(options.out, outputs, stop=study.stop, metric=study.metric)
     failures: dict[str, str] = {}
     try:
         with ExitStack() as stack:
             # Only when there is something to compute: starting a cluster takes seconds.
             place = functools.partial(connected, options.address, options.resources, options.out)
             slots = functools.cache(lambda: stack.enter_context(place()))
-            runner = _Runner(study, options, order, folder / "ray", slots, watch, failures)
+            runner = _Runner(study, options, instructions, folder / "ray", slots, watch, failures)
             if known is not None and study.reference is not None:
                 found = runner.references(reference_cells(study))
                 known = [replace(cell, references=found[cell.group[1]]) for cell in known]
-            tried = runner.search() if known is None else runner.grid(known)
+            tried = last = runner.search() if known is None else runner.grid(known)
             if study.continue_to is not None:
-                tried += runner.grid(_continued(study, tried, options.out))
+                last = runner.grid(continued(study, tried, options.out))
+                tried = [*tried, *last]
+            if study.confirm is not None:
+                tried = [*tried, *runner.grid(confirmed(study, last, options.out))]
         outcomes = [outcome_of(cell, options.out, study) for cell in tried]
-        parent.close(outcomes, failures)
+        parent.close(study, outcomes, failures)
     except BaseException as reason:
         parent.abandon(reason)
         raise
@@ -153,17 +162,6 @@ def _keeps(study: Study) -> bool:
     return study.keep_checkpoints or study.continue_to is not None
 
 
-def _continued(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
-    """The best setting of every case and environment, with more rounds."""
-    best = best_of([outcome_of(cell, out, study) for cell in tried])
-    rounds = study.continue_to or 1
-    return [replace(one.cell, config=_with_rounds(one.cell.config, rounds)) for one in best]
-
-
-def _with_rounds(config: RunConfig, rounds: int) -> RunConfig:
-    return replace(config, federation=replace(config.federation, rounds=rounds))
-
-
 class _Runner:
     """Carries out the phases of a sweep on a cluster that is connected."""
 
@@ -171,13 +169,13 @@ class _Runner:
         self,
         study: Study,
         options: Options,
-        order: Order,
+        instructions: Instructions,
         storage: Path,
         slots: Callable[[], int],
         watch: Watch,
         failures: dict[str, str],
     ) -> None:
-        self._study, self._options, self._order, self._storage = study, options, order, storage
+        self._study, self._options, self._instructions, self._storage = study, options, instructions, storage
         self._cluster = slots
         self._watch, self._failures = watch, failures
         self.computed = 0
@@ -206,18 +204,32 @@ class _Runner:
                 run_folder.forget(config, self._options.out)
         todo = missing(configs, self._options.out, self._study.stop)
         done = len(configs) - len(todo)
-        if todo:
+        if todo and not self._options.in_process:
             self._cluster()  # refuses before anything is shown or counted
         self._watch(Status(done, len(configs), float("-inf")))
         if todo:
             self.computed += len(todo)
-            cases = {identity(config): cell.case for cell in tried for config in cell.configs}
+            tags = {
+                identity(config): {"case": cell.case, **record.purpose_tags(cell)}
+                for cell in tried
+                for config in cell.configs
+            }
+            outputs = self._instructions.outputs
+            outputs = outputs._replace(checkpoint=keep or outputs.checkpoint)
+            instructions = self._instructions._replace(tags=tags, outputs=outputs)
+            if self._options.in_process:
+                self._compute_here(units(todo), instructions, done, len(configs))
+                return list(tried)
             work = self._packed(units(todo))
             ray_space = {"pack": _ray().grid_search(list(range(len(work))))}
-            outputs = self._order.outputs
-            order = self._order._replace(cases=cases, outputs=outputs._replace(checkpoint=keep or outputs.checkpoint))
-            self._fit(ray_space, order, lambda finished: (done + finished, len(configs)), work)
+            self._fit(ray_space, instructions, lambda finished: (done + finished, len(configs)), work)
         return list(tried)
+
+    def _compute_here(self, work: Sequence[Unit], instructions: Instructions, done: int, total: int) -> None:
+        with closing(one_after_the_other(work, instructions)) as progress:
+            for news in progress:
+                self._failures.update(news.failures)
+                self._watch(Status(done + news.finished, total, news.best, news.rounds))
 
     def search(self) -> list[Cell]:
         """Compute the settings that Optuna proposes."""
@@ -234,7 +246,7 @@ class _Runner:
         scheduler = FairAsha(study, searcher.rounds, stops) if study.search.scheduler == "asha" else None
         total = searcher.budget * len(study.seeds)
         self._watch(Status(0, total, float("-inf")))
-        self._fit({}, self._order, lambda finished: (finished, total), searcher=searcher, scheduler=scheduler)
+        self._fit({}, self._instructions, lambda finished: (finished, total), searcher=searcher, scheduler=scheduler)
         self.computed += searcher.computed
         return searcher.proposed
 
@@ -247,7 +259,7 @@ class _Runner:
     def _fit(
         self,
         space: dict[str, Any],
-        order: Order,
+        instructions: Instructions,
         count: Callable[[int], tuple[int, int]],
         work: Sequence[list[Unit]] = (),
         searcher: Any = None,
@@ -257,7 +269,7 @@ class _Runner:
 
         ray_tune = _ray()
         trainable = ray_tune.with_resources(
-            ray_tune.with_parameters(Trial, packs=[compact(pack) for pack in work], order=order),
+            ray_tune.with_parameters(Trial, packs=[compact(pack) for pack in work], instructions=instructions),
             {"cpu": self._options.resources.cpu, "gpu": self._options.resources.gpu},
         )
         name = f"{time.time_ns()}"
@@ -299,6 +311,10 @@ def _progress(watch: Watch, count: Callable[[int], tuple[int, int]], failures: d
             self._finished: dict[str, int] = {}
             self._rounds: dict[str, int] = {}
             self._best = float("-inf")
+            self._status = Status(*count(0), self._best)
+
+        def on_step_begin(self, iteration: int, trials: Any, **info: Any) -> None:
+            self._watch(self._status)  # nothing new, but the clock goes on
 
         def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
             # A trial that starts again after a failure counts its finished runs again.
@@ -307,7 +323,8 @@ def _progress(watch: Watch, count: Callable[[int], tuple[int, int]], failures: d
             self._best = max(self._best, result["best"])
             self._failures.update(result["failures"])
             finished, total = self._count(sum(self._finished.values()))
-            self._watch(Status(finished, total, self._best, sum(self._rounds.values())))
+            self._status = Status(finished, total, self._best, sum(self._rounds.values()))
+            self._watch(self._status)
 
         def __getstate__(self) -> dict[str, Any]:
             return {}  # Ray saves it with the experiment; a progress line cannot be saved

@@ -8,7 +8,8 @@ import fl_lightning  # noqa: F401 - its remedies come before anything that impor
 from fl_lightning.config import build
 from fl_lightning.runs.identity import identity
 from tune.packing import Compact, expand
-from tune.work import News, Order, one_after_the_other, side_by_side
+from tune.session import enrol
+from tune.work import Instructions, TrialStatus, one_after_the_other, side_by_side
 
 import ray.tune  # isort: skip
 
@@ -21,13 +22,16 @@ Settings = Mapping[str, Any]
 class Trial(ray.tune.Trainable):
     """Computes its runs step by step. It keeps no state: after a failure it reads what the runs have left."""
 
-    _news: News
-    _work: Generator[News, None, None] | None = None
+    _status: TrialStatus
+    _work: Generator[TrialStatus, None, None] | None = None
     _by_round: bool
 
-    def setup(self, config: dict[str, Any], packs: Sequence[Compact] = (), order: Order | None = None) -> None:
+    def setup(
+        self, config: dict[str, Any], packs: Sequence[Compact] = (), instructions: Instructions | None = None
+    ) -> None:
         """Ray starts a process here; `reset_config` gives it its next work."""
-        self._packs, self._order = packs, order
+        enrol()
+        self._packs, self._instructions = packs, instructions
         self._start(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -38,12 +42,12 @@ class Trial(ray.tune.Trainable):
         """Go on for about a second, or for one round if a scheduler judges every round."""
         start = time.monotonic()
         ended = True
-        for news in self._work or ():
-            self._news = news
+        for status in self._work or ():
+            self._status = status
             if self._by_round or time.monotonic() - start > REPORT_EVERY_SECONDS:
                 ended = False
                 break
-        return {**self._news._asdict(), "failures": dict(self._news.failures), "done": ended}
+        return {**self._status._asdict(), "failures": dict(self._status.failures), "done": ended}
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         """Nothing: every round is saved already, in the files of its run."""
@@ -58,14 +62,16 @@ class Trial(ray.tune.Trainable):
 
     def _start(self, config: dict[str, Any]) -> None:
         self._close()
-        assert self._order is not None
-        self._news, self._by_round = News(), "settings" in config
+        assert self._instructions is not None
+        self._status, self._by_round = TrialStatus(), "settings" in config
         if self._by_round:
             configs = [build(settings) for settings in config["settings"]]
-            order = self._order._replace(cases={identity(one): config["case"] for one in configs})
-            self._work = side_by_side(configs, order)
+            instructions = self._instructions._replace(
+                tags={identity(one): {"case": config["case"]} for one in configs}
+            )
+            self._work = side_by_side(configs, instructions)
         else:
-            self._work = one_after_the_other(expand(self._packs[config["pack"]]), self._order)
+            self._work = one_after_the_other(expand(self._packs[config["pack"]]), self._instructions)
 
     def _close(self) -> None:
         if self._work is not None:

@@ -21,30 +21,29 @@ from tune.outcome import measured
 from tune.study import Stop
 
 
-class Order(NamedTuple):
+class Instructions(NamedTuple):
     """What to do with the runs of a trial.
 
     Attributes:
         out: Folder of all runs.
         outputs: What stays of each run.
-        cases: What a run is called in tables and figures, by its identity.
+        tags: Of single runs, by their identity: what a run is called in tables and figures, and what it is for.
         stop: When a run need not go on.
         metric: What is good if large.
     """
 
     out: Path
     outputs: Outputs
-    cases: Mapping[str, str] = MappingProxyType({})
+    tags: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     stop: Stop | None = None
     metric: str = "GA"
 
-    def keeping_of(self, config: RunConfig) -> Outputs:
+    def outputs_of(self, config: RunConfig) -> Outputs:
         """What stays of this run; its MLflow run says which case it is."""
-        case = self.cases.get(identity(config))
-        return self.outputs._replace(tags={**self.outputs.tags, **({"case": case} if case else {})})
+        return self.outputs._replace(tags={**self.outputs.tags, **self.tags.get(identity(config), {})})
 
 
-class News(NamedTuple):
+class TrialStatus(NamedTuple):
     """What has happened in a trial so far.
 
     Attributes:
@@ -62,32 +61,36 @@ class News(NamedTuple):
     failures: Mapping[str, str] = {}
 
 
-def one_after_the_other(units: Sequence[Sequence[RunConfig]], order: Order) -> Generator[News, None, None]:
+def one_after_the_other(
+    units: Sequence[Sequence[RunConfig]], instructions: Instructions
+) -> Generator[TrialStatus, None, None]:
     """Compute runs; those of a unit share their first round. A run that fails does not take others with it."""
-    news = News()
+    status = TrialStatus()
     for unit in units:
-        for config, progress in _runs(unit, order):
+        for config, progress in _runs(unit, instructions):
             diverged = False
             try:
-                for measurement in _until(order.stop, progress):
+                for measurement in _until(instructions.stop, progress):
                     diverged = measurement is None
                     if measurement is not None:
-                        news = news._replace(rounds=news.rounds + 1, value=measured(measurement.metrics, order.metric))
-                        yield news
-                best = news.best if diverged else max(news.best, news.value)
-                news = news._replace(finished=news.finished + 1, best=best)
+                        status = status._replace(
+                            rounds=status.rounds + 1, value=measured(measurement.metrics, instructions.metric)
+                        )
+                        yield status
+                best = status.best if diverged else max(status.best, status.value)
+                status = status._replace(finished=status.finished + 1, best=best)
             except Exception as error:  # a bug of a plugin, say: it is told at the end, and tried again next time
-                news = _with_failure(news, config, error)
-            yield news
+                status = _with_failure(status, config, error)
+            yield status
 
 
-def side_by_side(configs: Sequence[RunConfig], order: Order) -> Generator[News, None, None]:
+def side_by_side(configs: Sequence[RunConfig], instructions: Instructions) -> Generator[TrialStatus, None, None]:
     """Compute the seeds of one setting in step, so that a scheduler can judge the mean after every round.
 
     A seed that has ended counts with its last value; one that has diverged makes the setting worth nothing.
     """
-    news = News()
-    runs = {identity(config): _until(order.stop, _run(config, order)) for config in configs}
+    status = TrialStatus()
+    runs = {identity(config): _until(instructions.stop, _run(config, instructions)) for config in configs}
     latest: dict[str, float] = {}
     while runs:
         going = False
@@ -95,35 +98,35 @@ def side_by_side(configs: Sequence[RunConfig], order: Order) -> Generator[News, 
             try:
                 for measurement in runs[identity(config)]:
                     latest[identity(config)] = (
-                        float("-inf") if measurement is None else measured(measurement.metrics, order.metric)
+                        float("-inf") if measurement is None else measured(measurement.metrics, instructions.metric)
                     )
                     going = True
                     break
                 else:
                     del runs[identity(config)]
-                    news = news._replace(finished=news.finished + 1)
+                    status = status._replace(finished=status.finished + 1)
             except Exception as error:
-                yield _with_failure(news, config, error)
+                yield _with_failure(status, config, error)
                 return
         if going:
-            news = news._replace(rounds=news.rounds + 1, value=sum(latest.values()) / len(latest))
-            yield news
-    yield news._replace(best=news.value)
+            status = status._replace(rounds=status.rounds + 1, value=sum(latest.values()) / len(latest))
+            yield status
+    yield status._replace(best=status.value)
 
 
-def _runs(unit: Sequence[RunConfig], order: Order) -> Iterator[tuple[RunConfig, Progress]]:
+def _runs(unit: Sequence[RunConfig], instructions: Instructions) -> Iterator[tuple[RunConfig, Progress]]:
     left = {identity(config): config for config in unit}
     if len(unit) > 1:
         with suppress(Exception):  # what breaks the shared training will break, alone, the run that it belongs to
-            for config, progress in share_first_round(unit, order.out, outputs=order.keeping_of):
+            for config, progress in share_first_round(unit, instructions.out, outputs=instructions.outputs_of):
                 del left[identity(config)]
                 yield config, progress
     for config in left.values():
-        yield config, _run(config, order)
+        yield config, _run(config, instructions)
 
 
-def _run(config: RunConfig, order: Order) -> Progress:
-    return experiment.rounds(config, order.out, outputs=order.keeping_of(config))
+def _run(config: RunConfig, instructions: Instructions) -> Progress:
+    return experiment.rounds(config, instructions.out, outputs=instructions.outputs_of(config))
 
 
 def _until(stop: Stop | None, progress: Progress) -> Iterator[Measurement | None]:
@@ -144,8 +147,8 @@ def _until(stop: Stop | None, progress: Progress) -> Iterator[Measurement | None
                 return
 
 
-def _with_failure(news: News, config: RunConfig, error: Exception) -> News:
+def _with_failure(status: TrialStatus, config: RunConfig, error: Exception) -> TrialStatus:
     flat: dict[str, Any] = config.flat()
     name = f"{flat['method']} seed {flat['seed']} ({identity(config)})"
     reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    return news._replace(finished=news.finished + 1, failures={**news.failures, name: reason})
+    return status._replace(finished=status.finished + 1, failures={**status.failures, name: reason})

@@ -184,6 +184,7 @@ def _finish(figure: Picture, best: pd.DataFrame, runs: pd.DataFrame, remarks: Se
     settings = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[-1]}"
     choice = f"; best of {settings} settings" if tried[-1] > 1 else ""
     style.headline(figure, f"{basis}; {style.seeds([int(n) for n in best['n']])}{choice}")
-    figure.remarks = [*runs.attrs.get("remarks", ()), *remarks, *contests.budget_remarks(best)]
+    about = [*contests.budget_remarks(best), *contests.confirmed_remarks(best)]
+    figure.remarks = [*runs.attrs.get("remarks", ()), *remarks, *about]
     figure.run_ids = list(dict.fromkeys(run_id for ids in best["run_ids"] for run_id in ids))
     return figure

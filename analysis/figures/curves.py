@@ -165,7 +165,8 @@ def _draw(
     style.legend(figure, entries, settings)
     loose = _loose_remarks(lines)
     style.headline(figure, _basis(bands, best, metrics[0]) + ("; " + "; ".join(loose) if loose else ""))
-    figure.remarks = [*rounds.attrs.get("remarks", ()), *remarks, *contests.budget_remarks(best), *loose]
+    about = [*contests.budget_remarks(best), *contests.confirmed_remarks(best)]
+    figure.remarks = [*rounds.attrs.get("remarks", ()), *remarks, *about, *loose]
     figure.run_ids = [
         str(run_id) for line in lines for part in (line.results, line.loose) for run_id in part["run_id"].unique()
     ]

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning import config as configuration
 from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.hints import GA_AND_LA, command, is_server, look, shown
 from fl_lightning.cli.table import add_formats
 from fl_lightning.errors import UserError, require
+from fl_lightning.runs.store import store_uri
+from fl_lightning.system.text import render
 
 if TYPE_CHECKING:
     from tune.comparison import Outcome
@@ -30,6 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--name", help="to select its runs by, as fl-lightning report --study NAME [from the methods]")
     parser.add_argument("--picture", type=Path, help="where to save the learning curves [OUT/comparison-NAME.png]")
     add_formats(parser)
+    parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="runs at once, at most [all cores]")
+    parser.add_argument("--quiet", action="store_true", help="no progress line")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
     options, flags = parser.parse_known_args(list(arguments))
     from tune import study_file  # which imports this package
@@ -37,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
     flags = [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
     require(0 < options.threshold <= 1, f"--threshold must lie in (0, 1], got {options.threshold:g}; 0.8 is 80 %")
+    require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
     variants = [variant for variant in options.methods.split(",") if variant]
     require(bool(variants), "--methods needs at least one name; see fl-lightning list methods")
     try:
@@ -56,8 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         require(key not in settings, f"--{key} is what a comparison varies; use --{key}s")
     options.name = options.name or name_of(settings, variants)
     options.picture = writable_picture(options.picture or options.out / f"comparison-{options.name}.png")
-    show(settings, variants, seeds, options)
-    return 0
+    return show(settings, variants, seeds, options)
 
 
 def writable_picture(path: Path) -> Path:
@@ -70,36 +75,36 @@ def writable_picture(path: Path) -> Path:
     return path
 
 
-def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], options: Namespace) -> None:
-    """Run the comparison with a progress bar for every run, then print table and picture."""
-    from fl_lightning.cli.progress import Progress
-    from fl_lightning.system.text import render
-    from tune import comparison  # imports what only runs need
+def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], options: Namespace) -> int:
+    """Run the comparison with a progress line, then print table and picture."""
+    from fl_lightning.cli.sweep import ProgressLine
 
-    bars: list[Progress] = []
+    with ProgressLine("GA", options.quiet) as line:
+        line.tell("loading")
+        from tune import comparison  # imports what only runs need
+        from tune.sweep import Options
 
-    def announce(config: configuration.RunConfig, variant: str) -> Any:
-        if bars:
-            bars[-1].close()
-        bars.append(Progress(config.federation.rounds, f"{variant} seed {config.seed}"))
-        return bars[-1].show
-
-    outcomes = comparison.compare(settings, variants, seeds, options.out, announce, options.fresh, options.name)
-    bars[-1].close()
+        study = comparison.study_of(settings, variants, seeds, options.name)
+        how = Options(options.out.resolve(), max_concurrent=options.max_concurrent, fresh=options.fresh)
+        outcomes, failures = comparison.compare(study, how, line.show)
     for_file = options.latex or options.csv
-    if for_file:
-        print(written(outcomes, options), end="")
-    else:
+    if outcomes and for_file:
+        print(written(outcomes, options).replace("\r\n", "\n"), end="")
+    elif outcomes:
         print(render(comparison.table(outcomes, options.threshold), options.markdown))
+        print(f"\n{GA_AND_LA}")
     beside = sys.stderr if for_file else sys.stdout  # so that > table.tex holds nothing but the table
     for outcome in outcomes:
         if outcome.result.status != "finished":
             print(f"{outcome.variant} seed {outcome.seed}: {outcome.result.message}", file=beside)
-    picture = draw(outcomes, options.picture)
-    if picture is not None:
-        print(f"\nlearning curves  {picture}", file=beside)
-    print(f"compare runs     fl-lightning ui --out {options.out}", file=beside)
-    print(f"their report     fl-lightning report --runs {options.out} --study {options.name}", file=beside)
+    for name, reason in failures.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    print(file=beside)
+    if (picture := draw(outcomes, options.picture)) is not None:
+        print(f"curves   {shown(picture)}", file=beside)
+    print(f"report   {command('report', '--study', study.name, *_store(options.out))}", file=beside)
+    print(f"compare  {look(options.out)}", file=beside)
+    return 0 if not failures else 1
 
 
 def written(outcomes: Sequence["Outcome"], options: Namespace) -> str:
@@ -123,3 +128,8 @@ def draw(outcomes: Sequence["Outcome"], path: Path) -> Path | None:
 
     rounds = results.rounds((outcome.variant, outcome.config, outcome.result) for outcome in outcomes)
     return save(figures.learning_curves(rounds, wide=True), path) if len(rounds) else None
+
+
+def _store(out: Path) -> list[str | Path]:
+    """Where a report finds the runs, if it is not where it looks by itself."""
+    return [] if is_server(store_uri(out)) or out == Path("runs") else ["--runs", out]

@@ -1,7 +1,8 @@
-"""One progress bar with round, GA, LA and the time that is left."""
+"""One progress bar with round, GA, LA, what is being computed and the time that is left."""
 
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tqdm import tqdm
@@ -10,75 +11,111 @@ from fl_lightning.record import Measurement
 from fl_lightning.system import activity, interrupts
 
 
+def interval() -> float:
+    """Seconds between two states of a bar: a terminal sees it move, a log file gets a line every ten seconds."""
+    return 0.1 if sys.stderr.isatty() else 10
+
+
+def note_line(text: str) -> "tqdm[Any]":
+    """A line that says what is being done before there is anything to count; closing it removes it."""
+    line = tqdm(bar_format="{desc}", leave=False, file=sys.stderr, disable=not sys.stderr.isatty(), dynamic_ncols=True)
+    line.set_description_str(f"{text} ...")
+    return line
+
+
 class Progress:
     """A bar on the error stream; silent if asked to be.
 
-    It appears with the first round, so that its rate is that of rounds and not of loading; or earlier, if something
-    that takes long has to be told.
+    It appears when something is computed, so that its rate is that of rounds and not of loading. Rounds that are known
+    before that are those of an earlier process.
+
+    Args:
+        rounds: Of the run.
+        label: Of the bar.
+        quiet: Whether to show nothing.
+        verbose: Whether to show all metrics of every round.
+        advice: What the method says about the numbers of a round; the user hears it once.
     """
 
-    def __init__(self, rounds: int, label: str, quiet: bool = False, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        rounds: int,
+        label: str,
+        quiet: bool = False,
+        verbose: bool = False,
+        advice: Callable[[Mapping[str, float]], str] = lambda metrics: "",
+    ) -> None:
         self._rounds, self._label = rounds, label
         self._quiet, self._verbose = quiet, verbose
+        self._advice, self._advised = advice, False
+        self._note: tqdm[Any] | None = None
         self._bar: tqdm[Any] | None = None
-        self._warned = False
+        self._round = 0
         self._told = time.monotonic()
         self._numbers = ""
 
     def show(self, round: int, measurement: Measurement) -> None:
         """Advance to this round."""
         interrupts.check()
+        self._round = round
+        if self._quiet:
+            return
+        metrics = measurement.metrics
+        self._numbers = f"GA {metrics['GA']:.1%}, LA {metrics['LA']:.1%}"
+        if self._verbose:
+            self._write(f"round {round}: {', '.join(f'{name} {value:.6g}' for name, value in metrics.items())}")
+        if self._bar is None:
+            return
+        self._bar.set_postfix_str(self._numbers, refresh=False)
+        self._bar.update(round - self._bar.n)
+        if not self._advised and (advice := self._advice(metrics)):
+            self._advised = True
+            self._write(f"warning: after round {round}: {advice}")
+
+    def tell(self, doing: str) -> None:
+        """Show what is being computed, as often as one can read it."""
+        interrupts.check()
         if self._quiet:
             return
         if self._bar is None:
-            self._bar = self._start(round)
-        metrics = measurement.metrics
-        self._numbers = f"GA {metrics['GA']:.1%}, LA {metrics['LA']:.1%}"
-        self._bar.set_postfix_str(self._numbers, refresh=False)
-        self._bar.update(round - self._bar.n)
-        if self._verbose:
-            numbers = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
-            self._bar.write(f"round {round}: {numbers}", file=sys.stderr)
-        stability = metrics.get("prior_stability", 0.0)
-        if stability > 1 and not self._warned:
-            self._warned = True
-            self._bar.write(
-                f"warning: prior_stability, the learning rate times the penalty's largest curvature, is "
-                f"{stability:.2g} after round {round}; above 1 its step overshoots, above 2 it diverges: lower "
-                "training.lr or method.strength",
-                file=sys.stderr,
-            )
+            self._close_note()
+            self._bar = self._start()
+        if time.monotonic() - self._told > max(interval(), 0.2):
+            self._told = time.monotonic()
+            self._bar.set_postfix_str(", ".join(filter(None, [self._numbers, doing])))
 
-    def tell(self, doing: str) -> None:
-        """Show what is being computed, at most once a second on a terminal, else every ten."""
-        interrupts.check()
-        if self._quiet or time.monotonic() - self._told < (1 if sys.stderr.isatty() else 10):
-            return
-        self._told = time.monotonic()
-        if self._bar is None:
-            self._bar = self._start(0)
-        self._bar.set_postfix_str(", ".join(filter(None, [self._numbers, doing])))
-
-    def _start(self, round: int) -> "tqdm[Any]":
-        # A terminal sees the bar move; a log file gets a line every ten seconds.
-        interval = 0.1 if sys.stderr.isatty() else 10
+    def _start(self) -> "tqdm[Any]":
+        if self._round:
+            self._write(f"{self._label}: going on after round {self._round}")
         return tqdm(
             total=self._rounds,
             desc=self._label,
-            initial=round,
-            mininterval=interval,
+            initial=self._round,
+            mininterval=interval(),
             unit="round",
             dynamic_ncols=True,
         )
 
+    def _close_note(self) -> None:
+        if self._note is not None:
+            self._note.close()
+            self._note = None
+
+    def _write(self, line: str) -> None:
+        tqdm.write(line, file=sys.stderr)
+
     def close(self) -> None:
         """Leave the bar as it is."""
+        self._close_note()
         if self._bar is not None:
+            self._bar.set_postfix_str(self._numbers)
             self._bar.close()
 
     def __enter__(self) -> "Progress":
         self._listening = activity.heard_by(self.tell)
         self._listening.__enter__()
+        if not self._quiet:
+            self._note = note_line(f"{self._label}: loading")
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -1,15 +1,13 @@
 """fl-lightning report: a page with the findings, figures and tables of all runs, and the files for a paper."""
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
-from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.flags import CommandParser, chosen_by
 from fl_lightning.errors import require
 
 EPILOG = """The page index.html opens without a network. Beside it: figures/ (SVG, PDF, PNG) and tables/ (CSV, LaTeX).
@@ -54,21 +52,3 @@ def main(arguments: Sequence[str]) -> int:
         if sentence.startswith(report.FAILED):
             print(sentence, file=sys.stderr)
     return 0
-
-
-def chosen_by(flags: Sequence[str]) -> dict[str, Any]:
-    """What --where asks for; a key that is given several times allows each of its values.
-
-    >>> chosen_by(["data.alpha=0.01", "method=fola", "method=fedavg"])
-    {'data.alpha': 0.01, 'method': ['fola', 'fedavg']}
-    """
-    found: dict[str, list[Any]] = {}
-    for flag in flags:
-        key, equals, text = flag.partition("=")
-        require(bool(key and equals), f"--where is written key=value, such as data.alpha=0.01, got {flag!r}")
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
-        found.setdefault(key, []).append(tuple(value) if isinstance(value, list) else value)
-    return {key: values if len(values) > 1 else values[0] for key, values in found.items()}

@@ -1,6 +1,7 @@
 """fl-lightning run: one experiment from settings to results."""
 
 import json
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,9 @@ from textwrap import fill
 from fl_lightning import config as configuration
 from fl_lightning import discovery
 from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.hints import look
 from fl_lightning.config import PARTS, Field, RunConfig
+from fl_lightning.errors import require
 
 DIVERGED = 3
 
@@ -25,12 +28,15 @@ def main(arguments: Sequence[str]) -> int:
     if options.print_config:
         print(config.yaml(), end="")
         return 0
+    tags = tags_of(options)
     from fl_lightning.cli.progress import Progress
     from fl_lightning.cli.versions import notice
-    from fl_lightning.experiment import run  # imports what only a run needs
 
-    with Progress(config.federation.rounds, _label(config), options.quiet, options.verbose) as progress:
-        result = run(config, options.out, options.fresh, progress.show)
+    advice = config.method.advice
+    with Progress(config.federation.rounds, _label(config), options.quiet, options.verbose, advice) as progress:
+        from fl_lightning.experiment import run  # imports what only a run needs
+
+        result = run(config, options.out, options.fresh, progress.show, tags)
     if result.status == "diverged":
         print(f"fl-lightning: {result.message}; rounds before it are saved in {result.folder}", file=sys.stderr)
     elif not options.quiet and not options.json:
@@ -42,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         if result.reused:
             print("this run had finished before and was not computed again; --fresh does that")
         print(f"files    {result.folder}")
-        print(f"compare  fl-lightning ui --out {options.out}")
+        print(f"compare  {look(options.out)}")
     if options.json:
         print(json.dumps(result.summary()))
     return DIVERGED if result.status == "diverged" else 0
@@ -55,12 +61,34 @@ def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     parser.add_argument("--config", action="append", default=[])
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--name", default="")
+    parser.add_argument("--tag", action="append", default=[])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--print_config", "--print-config", action="store_true")
     options, flags = parser.parse_known_args(list(arguments))
     return options, [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
+
+
+def tags_of(options: Namespace) -> dict[str, str]:
+    """What the user says about the run, for MLflow and `--where`."""
+    from fl_lightning.runs.recording import OWN_PREFIXES, OWN_TAGS
+
+    tags = {"case": options.name} if options.name else {}
+    for text in options.tag:
+        key, equals, value = text.partition("=")
+        require(
+            bool(equals and value) and re.fullmatch(r"[\w.-]+", key) is not None,
+            f"--tag is written key=value, with a key of letters, digits and . _ -, got {text!r}",
+        )
+        require(
+            key not in OWN_TAGS and not key.startswith(OWN_PREFIXES),
+            f"the tag {key} is one that the program itself writes; choose another key"
+            + "; --name names a run" * (key == "case"),
+        )
+        tags[key] = value
+    return tags
 
 
 def help_text(flags: Sequence[str]) -> str:
@@ -77,6 +105,10 @@ def help_text(flags: Sequence[str]) -> str:
         *_entry("--print_config", "Write the complete configuration as YAML and stop."),
         *_entry("--out FOLDER", "Folder of everything that runs leave, and of the MLflow store. [runs]"),
         *_entry("--fresh", "Forget what an earlier process has computed for these settings."),
+        *_entry("--name NAME", "What tables, figures and MLflow call the run; by default its method and options."),
+        *_entry(
+            "--tag KEY=VALUE", "A note in MLflow, by which `runs` and `report` select. May be given several times."
+        ),
         *_entry("--json", "Print the final GA, LA, round and run_id as JSON in the last line."),
         *_entry("--quiet", "No progress bar, no summary."),
         *_entry("--verbose", "All metrics of every round."),

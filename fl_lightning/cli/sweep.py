@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.hints import GA_AND_LA, look, shown
+from fl_lightning.cli.progress import interval, note_line
 from fl_lightning.config import flags_to_settings
 from fl_lightning.errors import require
 from fl_lightning.runs.identity import identity
-from fl_lightning.system import interrupts
+from fl_lightning.system import activity, interrupts
 from fl_lightning.system.text import render
 
 if TYPE_CHECKING:
     from analysis.report import Written
+    from tune.picture import Picture
     from tune.study import Study
     from tune.sweep import Options, Outcome, Status
 
@@ -46,13 +49,14 @@ def main(arguments: Sequence[str]) -> int:
     require(options.study is not None, "expected a study; fl-lightning list studies shows those that come with it")
     require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
     from tune.cluster import Resources
-    from tune.study_file import load
+    from tune.picture import Picture
+    from tune.study_file import read
     from tune.sweep import Options
 
-    study = load(options.study, options.scale, flags_to_settings(flags))
+    study = read(options.study, options.scale, flags_to_settings(flags))
     resources = Resources(getattr(options, "resources.cpu"), getattr(options, "resources.gpu"))
     how = Options(options.out.resolve(), options.address, resources, options.max_concurrent, options.fresh)
-    if study.draw is not None:
+    if isinstance(study, Picture):
         return draw(study, how.out)
     if options.dry_run:
         dry_run(study, how)
@@ -63,19 +67,24 @@ def main(arguments: Sequence[str]) -> int:
 def show(study: "Study", how: "Options", options: Namespace, curves: bool = False) -> int:
     """Sweep with a progress line, then print the table, and draw the curves if asked to."""
     from fl_lightning.cli.versions import notice
-    from tune.outcome import rows
-    from tune.sweep import sweep
 
     start = time.monotonic()
     with ProgressLine(study.metric, options.quiet) as line:
+        line.tell("loading")
+        from tune.outcome import protocol_of, rows
+        from tune.sweep import sweep  # imports what only a sweep needs
+
         outcome = sweep(study, how, line.show)
     report, findings = _report(study, how, outcome) if study.report else (None, [])
-    table = rows(outcome.cells, study)
+    table, protocol = rows(outcome.cells, study), protocol_of(outcome.cells, study)
     if options.json:
-        print(json.dumps(_summary(outcome, table)))
+        print(json.dumps(_summary(outcome, table, protocol)))
         return 0 if not outcome.failures else 1
     if table:
         print(render(table))
+        print(f"\n{GA_AND_LA}")
+        if protocol:
+            print(textwrap.fill(protocol, 120))
     for name, reason in outcome.failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     for sentence in findings:
@@ -84,54 +93,68 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
     if note := notice([config for cell in outcome.cells for config in cell.cell.configs], how.out):
         print(note)
     if report is not None:
-        print(f"report   {_shown(report)}")
+        print(f"report   {shown(report)}")
     if curves and table:
-        print(f"curves   {_shown(_draw(outcome, how.out / f'{study.name}.png'))}")
-    print(f"tables   {_shown(outcome.folder)}")
-    print(f"compare  fl-lightning ui --out {_shown(how.out)}")
+        print(f"curves   {shown(_draw(outcome, how.out / f'{study.name}.png'))}")
+    print(f"tables   {shown(outcome.folder)}")
+    print(f"compare  {look(how.out)}")
     return 0 if not outcome.failures else 1
 
 
-def draw(study: "Study", out: Path) -> int:
+def draw(picture: "Picture", out: Path) -> int:
     """Compute a study that is a picture, and say what is in it."""
     from analysis import drawing
 
-    scene, folder = drawing.draw(study, out)
+    scene, folder = drawing.draw(picture, out)
     print(render(drawing.rows(scene)))
-    print(f"\npictures  {_shown(folder)}")
+    print(f"\npictures  {shown(folder)}")
     return 0
 
 
 def dry_run(study: "Study", how: "Options") -> None:
     """Say what a sweep would cost."""
+    from tune.best import listed
     from tune.estimate import forecast
+    from tune.follow_up import longer, on_fresh_seeds
     from tune.grid import cells, environments
     from tune.packing import units
     from tune.sweep import fitting, local_slots, missing
 
+    contests = len(study.cases) * len(environments(study))
+    confirming = contests * (len(study.confirm.seeds) if study.confirm else 0)
     if study.search.algorithm == "optuna":
-        contests = len(study.cases) * len(environments(study))
         number = contests * (study.search.samples or 0)
         runs = number * len(study.seeds)
         print(f"{number} settings in {contests} contests, {runs} runs at most; Optuna chooses them as it goes")
+        if study.confirm is not None:
+            print(f"then {confirming} runs that confirm the best settings on seeds {listed(study.confirm.seeds)}")
         return
     tried = cells(study)
     configs = list({identity(config): config for cell in tried for config in cell.configs}.values())
     todo = configs if how.fresh else missing(configs, how.out, study.stop)
-    work = units(todo)
     print(f"study       {study.name} {study.scale}: {study.about}")
     print(f"settings    {len(tried)}, each with {len(study.seeds)} seeds")
     print(f"runs        {len(configs)}, of which {len(configs) - len(todo)} are there already")
+    if study.confirm is not None:
+        print(
+            f"confirming  {confirming} more: the best setting of each case and environment on fresh seeds, "
+            f"{listed(study.confirm.seeds)}"
+        )
+        # Which setting will be the best, nobody knows; one of each contest stands for it.
+        likely = {cell.group: on_fresh_seeds(study, longer(study, cell)) for cell in tried}
+        fresh = [config for cell in likely.values() for config in cell.configs]
+        todo = [*todo, *(fresh if how.fresh else missing(fresh, how.out, study.stop))]
     if not todo:
         return
+    work = units(todo)
     slots = min(how.max_concurrent or sys.maxsize, local_slots(how.resources), fitting(study.memory))
     print("measuring a small round of every kind of run ...", file=sys.stderr, flush=True)
     cost = forecast(work, slots, study.keep_checkpoints or study.continue_to is not None)
     shared = f"; {_duration(cost.alone)} if nothing were shared" if len(work) < len(todo) else ""
     print(f"time        about {_duration(cost.seconds)} with {slots} at once on this machine{shared}")
-    print(f"disk        about {_size(cost.bytes)} in {_shown(how.out)}")
+    print(f"disk        about {_size(cost.bytes)} in {shown(how.out)}")
     if study.reference is not None:
-        print(f"before      {len(environments(study)) * len(study.seeds)} reference runs, not counted above")
+        print(f"before      {_references(study)} reference runs, not counted above")
     if study.continue_to is not None:
         print(f"then        the best setting of each case and environment goes on to {study.continue_to} rounds")
 
@@ -141,54 +164,84 @@ class ProgressLine:
 
     def __init__(self, metric: str, quiet: bool) -> None:
         self._metric, self._quiet = metric, quiet
+        self._note: tqdm[Any] | None = None
         self._bar: tqdm[Any] | None = None
+        self._shown = ""
 
     def show(self, status: "Status") -> None:
-        """Advance to this state."""
+        """Advance to this state; the same one again only moves the clock."""
         interrupts.check()
         if self._quiet:
             return
+        self._close_note()
         if self._bar is None or self._bar.total != status.total:
             self.close()
-            interval = 0.1 if sys.stderr.isatty() else 10
             self._bar = tqdm(
                 total=status.total,
                 initial=status.finished,
                 desc="runs",
                 unit="run",
-                mininterval=interval,
+                mininterval=interval(),
                 miniters=0,  # rounds are news, too
                 smoothing=0,  # trials end in bursts; only their mean says how long the rest takes
                 dynamic_ncols=True,
             )
         best = f"best {self._metric} {status.best:.1%}" if status.best > float("-inf") else ""
         rounds = f"{status.rounds} rounds" if status.rounds else ""
-        self._bar.set_postfix_str(", ".join(filter(None, [best, rounds])), refresh=False)
+        self._shown = ", ".join(filter(None, [best, rounds]))
+        self._bar.set_postfix_str(self._shown, refresh=False)
         self._bar.update(status.finished - self._bar.n)
 
+    def tell(self, doing: str) -> None:
+        """Show what is being done: Ray takes half a minute to start on a busy machine."""
+        interrupts.check()
+        if self._quiet:
+            return
+        if self._bar is None:
+            self._close_note()
+            self._note = note_line(doing)
+        elif time.monotonic() - self._bar.last_print_t > max(interval(), 0.2):
+            self._bar.set_postfix_str(", ".join(filter(None, [self._shown, doing])))
+
     def close(self) -> None:
+        self._close_note()
         if self._bar is not None:
+            self._bar.set_postfix_str(self._shown)
             self._bar.close()
+            self._bar = None
+
+    def _close_note(self) -> None:
+        if self._note is not None:
+            self._note.close()
+            self._note = None
 
     def __enter__(self) -> "ProgressLine":
+        self._listening = activity.heard_by(self.tell)
+        self._listening.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._listening.__exit__(None, None, None)
         self.close()
 
 
 def _counted(study: "Study", outcome: "Outcome") -> str:
     """How many runs there are, of which kinds, and how many of them are new."""
-    from tune.grid import environments
-
     ended = sum(len(cell.runs) for cell in outcome.cells)
     early = sum(len(cell.cell.seeds) for cell in outcome.cells) - ended - len(outcome.failures)
     kinds = [f"{ended} runs"]
     if study.search.scheduler != "none" and early > 0:
         kinds.append(f"{early} that the search stopped early")
     if study.reference is not None:
-        kinds.append(f"{len(environments(study)) * len(study.seeds)} references")
+        kinds.append(f"{_references(study)} references")
     return f"{' and '.join(kinds)}, {outcome.computed} of them computed now"
+
+
+def _references(study: "Study") -> int:
+    """How many runs there are that others refer to."""
+    from tune.grid import reference_cells
+
+    return sum(len(cell.seeds) for cell in reference_cells(study))
 
 
 def _report(study: "Study", how: "Options", outcome: "Outcome") -> "Written":
@@ -213,20 +266,16 @@ def _draw(outcome: "Outcome", path: Path) -> Path:
     return save(figures.learning_curves(rounds, wide=True), path)
 
 
-def _summary(outcome: "Outcome", table: Sequence[dict[str, str]]) -> dict[str, Any]:
+def _summary(outcome: "Outcome", table: Sequence[dict[str, str]], protocol: str) -> dict[str, Any]:
     return {
         "runs": sum(len(cell.runs) for cell in outcome.cells),
         "computed": outcome.computed,
         "failures": outcome.failures,
         "best": list(table),
+        "protocol": protocol,
         "run_id": outcome.run_id,
         "folder": str(outcome.folder),
     }
-
-
-def _shown(path: Path) -> Path:
-    """As the user would type it."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _duration(seconds: float) -> str:

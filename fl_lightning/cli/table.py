@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_lightning.cli.flags import CommandParser
-from fl_lightning.cli.report import chosen_by
+from fl_lightning.cli.flags import CommandParser, chosen_by
 from fl_lightning.errors import UserError, require, unknown
 
 if TYPE_CHECKING:
@@ -73,10 +72,10 @@ def main(arguments: Sequence[str]) -> int:
     else:
         text = f"{formats.aligned(table, options.spread, options.markdown)}\n"
     if options.out is None:
-        print(text, end="")
+        print(text.replace("\r\n", "\n"), end="")
         return 0
     try:
-        options.out.write_text(text)
+        options.out.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
         raise UserError(f"cannot write to {options.out}: {error.strerror}; choose another --out") from None
     print(f"table  {options.out}", file=sys.stderr)

@@ -1,19 +1,19 @@
 """fl-lightning ui: the MLflow UI on the run store."""
 
 import os
+import shutil
 import socket
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.hints import is_server
 from fl_lightning.errors import require
 from fl_lightning.runs import view
-from fl_lightning.runs.track import store_uri
-
-# The page of our experiment: the first one that is created after MLflow's own. Sorted by a metric, because under the
-# default order the runs of a sweep are folded away below their parent, and the charts are empty.
-CHARTS = "#/experiments/1/runs?compareRunsMode=CHART&orderByKey=metrics.%60GA%60&orderByAsc=false"
+from fl_lightning.runs.store import DATABASE, database_of, sqlite_uri, store_uri, why_broken
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,16 +24,15 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments))
     require(0 < options.port < 65536, f"--port must lie between 1 and 65535, got {options.port}")
     uri = store_uri(options.out)
+    require(not is_server(uri), f"the runs are on a tracking server; open {uri} in a browser")
+    database = database_of(uri)
     require(
-        not uri.startswith(("http://", "https://")),
-        f"the runs are on a tracking server; open {uri} in a browser",
-    )
-    database = Path(uri.removeprefix("sqlite:///"))
-    require(
-        not uri.startswith("sqlite:///") or database.exists(),
+        database is None or database.exists(),
         f"no runs in {options.out} yet ({database} does not exist); start one with `fl-lightning run`, or name the "
         "folder with --out",
     )
+    broken = why_broken(database) if database is not None else None
+    require(broken is None, f"{database} is broken ({broken}); the next run into {options.out} makes a new one")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -45,7 +44,15 @@ def main(arguments: Sequence[str]) -> int:
     require(free, f"port {options.port} is in use; choose another with --port")
     address = f"http://127.0.0.1:{options.port}"
     print("MLflow UI, on this machine only; stop it with Ctrl-C")
-    print(f"charts  {address}/{CHARTS}")
+    print(f"charts  {address}/{view.address(charts=True)}")
     print(f"table   {address}/{view.address()}", flush=True)
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", "127.0.0.1"]
-    os.execv(sys.executable, [*command, "--port", str(options.port), "--workers", "1"])
+    server = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(options.port)]
+    server += ["--workers", "1", "--backend-store-uri"]
+    if database is None or os.access(database.parent, os.W_OK):
+        os.execv(sys.executable, [*server, uri])
+    print(f"{database.parent} cannot be written to, and MLflow must write: this shows a copy of {DATABASE}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="fl_lightning-ui-") as folder:
+        for end in ("", "-wal"):  # what is in the log and not yet in the database belongs to it
+            if (path := Path(f"{database}{end}")).exists():
+                shutil.copyfile(path, Path(folder) / f"{DATABASE}{end}")
+        return subprocess.run([*server, sqlite_uri(Path(folder) / DATABASE)], check=False).returncode

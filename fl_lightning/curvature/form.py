@@ -82,7 +82,11 @@ def check(form: Form, online: bool, training: Training, server: Server) -> None:
     task, sizes = server.task, [size for size in server.sizes if size > 0]
     largest = max(sizes, default=0)
     epochs = training.epochs if online else 1
-    path = epochs * training.steps_per_epoch(largest) * task.num_params * task.dtype.itemsize if online else 0
+    path = (
+        epochs * training.steps_per_epoch(largest, server.smallest_batch) * task.num_params * task.dtype.itemsize
+        if online
+        else 0
+    )
     one = task.num_params**2 * task.dtype.itemsize
     # Full: every client's report, the server's state before and after, the block products, and the sum in float64,
     # whose memory becomes its Cholesky factor. The eigenvalues of e-full: the matrix, the block products, the solver's

@@ -51,9 +51,9 @@ class Choices(NamedTuple):
     operations: Tensor
     hole: Tensor
 
-    def split(self, size: int) -> Iterator["Choices"]:
-        """The rows in blocks of this size."""
-        return (Choices(*rows) for rows in zip(*(torch.split(leaf, size) for leaf in self), strict=True))
+    def split(self, sizes: list[int]) -> Iterator["Choices"]:
+        """The rows in blocks of these sizes."""
+        return (Choices(*rows) for rows in zip(*(torch.split(leaf, sizes) for leaf in self), strict=True))
 
 
 def check(name: str, shape: Sequence[int], dtype: torch.dtype) -> None:

@@ -30,6 +30,7 @@ class Dataset:
         augment: Name of the augmentation of training batches (`fl_lightning.data.augment`).
         owners: Who a training sample belongs to by nature (a writer, a hospital): numbers 0 .. n - 1, or None if the
             data name no clients.
+        validation: Indices of the training samples that belong to nobody and serve only to choose settings, or None.
     """
 
     train_x: Tensor
@@ -41,6 +42,7 @@ class Dataset:
     std: tuple[float, ...] = (1.0,)
     augment: str = "none"
     owners: Tensor | None = None
+    validation: Tensor | None = None
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
@@ -119,10 +121,11 @@ class Source(ABC):
         """Read it into memory, or raise `UserError` that says which files were expected where."""
 
     def fingerprint(self) -> str | None:
-        """A hash of what a user's own files hold, which then stands for `data.path` in what a run is known by.
+        """A hash of what a user's own files hold, which then stands for their path in what a run is known by.
 
         Results of a file that was changed are not taken for results of the new one, and a file that was moved is
-        still the same. None, where the name and the settings of the source say which data they are.
+        still the same. None, where the name and the settings of the source say which data they are: embedded data, and
+        the official files of a public dataset.
         """
         return None
 

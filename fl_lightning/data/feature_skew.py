@@ -1,7 +1,7 @@
 """Feature skew: the inputs of each client are changed in a way of its own, whatever the partition of the labels.
 
 Each sample belongs to one client, so that the training set is changed once, before training: a client's data are the
-same in every epoch, for every method and engine. Test set and holdout stay as they are.
+same in every epoch, for every method and engine. Test set, holdout and validation data stay as they are.
 """
 
 from collections.abc import Sequence

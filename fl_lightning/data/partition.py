@@ -57,7 +57,8 @@ class Split:
         clients: Number of clients (N).
         partition: "dirichlet": each class is spread over the clients by a draw from Dir(alpha); sizes differ too.
             "dirichlet_balanced": the same, but a client that holds its fair share gets no further class.
-            "dirichlet_per_client": each client mixes the classes by its own draw from Dir(alpha); sizes are equal.
+            "dirichlet_per_client": each client mixes the classes by its own draw from Dir(alpha), alpha for each class
+            (Hsu et al. 2019 have alpha / K); sizes are equal.
             "dirichlet_lognormal": the same with sizes as for lognormal. "shards": sorted by label, cut into shards,
             each client is dealt a few. "classes": each client holds classes_per_client classes. "class_blocks": the
             classes in order, cut into one block per client. "iid": shuffled and cut into equal parts. "quantity": the
@@ -70,6 +71,9 @@ class Split:
             partitioning.
         holdout: Share of the training samples in use that belongs to no client but to the server: class-balanced,
             taken before partitioning; for methods whose server has data. The same for every method at one seed.
+        validation: Share of the training samples in use that belongs to nobody and serves only to choose settings:
+            stratified, taken before partitioning, apart from the holdout. The same for every method at one seed; the
+            server model's accuracy on it is GA_validation.
         test_subset: Share of the test set on which models are measured: stratified, the same for every seed. LA
             measures every client's model in every round, which on small machines costs more than training.
         classes_per_client: Classes that each client holds, for the partition "classes" alone.
@@ -96,6 +100,7 @@ class Split:
     min_samples: int = 0
     feature_skew: FeatureSkew = "none"
     skew_strength: float = 0.0
+    validation: float = 0.0
 
     def __post_init__(self) -> None:
         require(
@@ -119,6 +124,15 @@ class Split:
         require(
             0 <= self.holdout < 1,
             f"data.holdout must be >= 0 and < 1, got {self.holdout:g}; 0 leaves all samples to the clients",
+        )
+        require(
+            0 <= self.validation < 1,
+            f"data.validation must be >= 0 and < 1, got {self.validation:g}; 0 leaves all samples to the clients",
+        )
+        require(
+            self.holdout + self.validation < 1,
+            "data.holdout + data.validation must be < 1, or nothing is left for the clients, got "
+            f"{self.holdout:g} + {self.validation:g}; lower one of them",
         )
         require(
             self.classes_per_client >= 1,
@@ -157,11 +171,12 @@ def partition(labels: Tensor, split: Split, seed: int, owners: Tensor | None = N
     >>> [len(part) for part in parts], sorted(torch.cat(parts).tolist())
     ([3, 3], [0, 1, 2, 3, 4, 5])
     """
-    spared = held_out(labels, split, seed).numpy()
+    spared = torch.cat([held_out(labels, split, seed), validating(labels, split, seed)]).numpy()
     chosen = np.setdiff1d(subset_indices(labels, split.subset).numpy(), spared)
     remedy = (
         f"lower data.clients{' or raise data.subset' if split.subset < 1 else ''}"
         f"{' or lower data.holdout' if split.holdout > 0 else ''}"
+        f"{' or lower data.validation' if split.validation > 0 else ''}"
     )
     require(
         split.clients <= len(chosen),
@@ -240,13 +255,8 @@ def subset_indices(labels: Tensor, share: float, seed: int = 0) -> Tensor:
     known = _array(labels)
     if share >= 1:
         return torch.arange(len(known))
-    rng = numpy_generator(seed, "subset")
-    classes = members(known)
-    supply = np.array([len(positions) for positions in classes])
     total = max(1, round(share * len(known))) if len(known) else 0
-    counts = whole(supply / max(1, supply.sum()), np.array(total))
-    taken = [rng.permutation(positions)[:count] for positions, count in zip(classes, counts, strict=True)]
-    return torch.from_numpy(np.sort(np.concatenate([np.empty(0, np.int64), *taken])))
+    return torch.from_numpy(np.sort(_stratified(known, total, numpy_generator(seed, "subset"))))
 
 
 def held_out(labels: Tensor, split: Split, seed: int) -> Tensor:
@@ -266,6 +276,23 @@ def held_out(labels: Tensor, split: Split, seed: int) -> Tensor:
     order = np.lexsort((rng.permutation(len(turns)), turns))
     taken = np.concatenate([np.empty(0, np.int64), *classes])[order[:number]]
     return torch.from_numpy(np.sort(chosen[taken]))
+
+
+def validating(labels: Tensor, split: Split, seed: int) -> Tensor:
+    """The samples that serve only to choose settings, in increasing order: a stratified share of those in use, none of
+    which is held out. At least one, unless the share is 0.
+
+    >>> labels = torch.tensor([0] * 6 + [1] * 2)
+    >>> labels[validating(labels, Split(validation=0.5), seed=0)].bincount()
+    tensor([3, 1])
+    """
+    if split.validation == 0:
+        return torch.empty(0, dtype=torch.long)
+    used = subset_indices(labels, split.subset).numpy()
+    free = np.setdiff1d(used, held_out(labels, split, seed).numpy())
+    number = min(max(1, round(split.validation * len(used))), len(free))
+    taken = _stratified(_array(labels)[free], number, numpy_generator(seed, "validation"))
+    return torch.from_numpy(np.sort(free[taken]))
 
 
 def content_hash(parts: Sequence[Tensor]) -> str:
@@ -294,6 +321,15 @@ def class_counts(labels: Tensor, parts: Sequence[Tensor], num_classes: int) -> T
     """
     known = labels.cpu().long()
     return torch.stack([known[part.cpu()].bincount(minlength=num_classes) for part in parts])
+
+
+def _stratified(labels: Array, number: int, rng: np.random.Generator) -> Array:
+    """The positions of so many samples, with the shares that the classes have among all."""
+    classes = members(labels)
+    supply = np.array([len(positions) for positions in classes])
+    counts = whole(supply / max(1, supply.sum()), np.array(number))
+    taken = [rng.permutation(positions)[:count] for positions, count in zip(classes, counts, strict=True)]
+    return np.concatenate([np.empty(0, np.int64), *taken])
 
 
 def _array(numbers: Tensor) -> Array:

@@ -66,6 +66,7 @@ class Plan:
         round: r.
         training: The optimiser settings of the round.
         num_epochs: Epochs of this client in this round.
+        smallest_batch: The fewest samples that the model can be trained on at once.
     """
 
     data: ClientData
@@ -73,10 +74,16 @@ class Plan:
     round: int
     training: Training
     num_epochs: int
+    smallest_batch: int = 1
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """The sizes of every epoch's batches."""
+        return self.training.batch_sizes(len(self.data), self.smallest_batch)
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.training.steps_per_epoch(len(self.data))
+        return self.training.steps_per_epoch(len(self.data), self.smallest_batch)
 
     @property
     def num_steps(self) -> int:
@@ -90,7 +97,7 @@ class Plan:
 
     def batches(self, epoch: int) -> tuple[Tensor, ...]:
         """The epoch cut into batches; the last one may be smaller and is never dropped."""
-        return torch.split(self.order(epoch), self.training.batch_size or len(self.data))
+        return torch.split(self.order(epoch), self.batch_sizes)
 
     def all_batches(self) -> Iterator[Tensor]:
         """The batches of all epochs."""
@@ -111,11 +118,14 @@ class Plan:
         if not self.augments:
             yield from map(self.data.fetch, self.batches(epoch))
             return
-        size = self.training.batch_size or len(self.data)
-        block = size * max(1, AUGMENTED_AHEAD // size)
-        places, choices = torch.split(self.order(epoch), block), self.choices(epoch).split(block)
-        for x, y in map(self.data.fetch, places, choices):
-            yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
+        sizes = self.batch_sizes
+        ahead = max(1, AUGMENTED_AHEAD // sizes[0])
+        blocks = [sizes[first : first + ahead] for first in range(0, len(sizes), ahead)]
+        lengths = list(map(sum, blocks))
+        places, choices = torch.split(self.order(epoch), lengths), self.choices(epoch).split(lengths)
+        for block, where, how in zip(blocks, places, choices, strict=True):
+            x, y = self.data.fetch(where, how)
+            yield from zip(torch.split(x, block), torch.split(y, block), strict=True)
 
     def all_examples(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The examples of all epochs."""

@@ -15,7 +15,7 @@ from typing_extensions import override
 from fl_lightning.curvature.per_sample import squared_gradients
 from fl_lightning.data.plan import Plan
 from fl_lightning.errors import UserError
-from fl_lightning.method import Context, Method, Step
+from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, zip_map
 from fl_lightning.penalty import prior_loss
 from fl_lightning.task import Task, Weights
@@ -24,11 +24,11 @@ from fl_lightning.task import Task, Weights
 class Client(pl.LightningModule):
     """One client in one round: the task's loss plus the method's prior loss, by SGD."""
 
-    def __init__(self, method: Method, task: Task, context: Context, plan: Plan) -> None:
+    def __init__(self, hooks: ClientHooks, task: Task, context: Context, plan: Plan) -> None:
         super().__init__()
         self.model = task.model
-        self.method, self.task, self.plan = method, task, plan
-        self.penalty = method.penalty(context)
+        self.task, self.plan = task, plan
+        self.penalty = hooks.penalty(context)
         self.pull: Params = {}  # the penalty's gradient at the present step
         self._params: Params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.losses: list[Tensor] = []
@@ -50,6 +50,13 @@ class Client(pl.LightningModule):
         return loss + prior
 
     @override
+    def on_after_backward(self) -> None:
+        """A parameter that the loss does not depend on has gradient zero: torch.optim would spare it the decay."""
+        for parameter in self.params().values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
         training = self.plan.training
         return torch.optim.SGD(
@@ -63,11 +70,10 @@ class Client(pl.LightningModule):
 class Observer(pl.Callback):
     """Shows every optimiser step of a `Client` to its method: the online Fisher is accumulated here."""
 
-    def __init__(self, method: Method, context: Context) -> None:
-        self.method = method
-        self.trace = method.trace(context)
+    def __init__(self, hooks: ClientHooks, context: Context) -> None:
+        self.hooks = hooks
+        self.trace = hooks.trace(context)
         self.num_steps = 0
-        self.batch: tuple[Tensor, Tensor] | None = None
         self.grad: Params = {}
         self.squares: Params | None = None
 
@@ -87,7 +93,7 @@ class Observer(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: tuple[Tensor, Tensor], batch_idx: int
     ) -> None:
-        if self.method.needs_squares:
+        if self.hooks.needs_squares:
             assert isinstance(pl_module, Client)
             weights = Weights(zip_map(torch.detach, pl_module.params()), dict(pl_module.model.named_buffers()))
             self.squares = squared_gradients(pl_module.task, weights, *batch)
@@ -97,11 +103,10 @@ class Observer(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """The gradient of the likelihood alone: the total gradient less the penalty's, before clipping."""
-        if not self.method.observes:
+        if not self.hooks.observes:
             return
         assert isinstance(pl_module, Client)
-        params = pl_module.params()
-        total = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in params.items()}
+        total = {name: p.grad for name, p in pl_module.params().items() if p.grad is not None}
         if pl_module.penalty is not None:
             total = zip_map(torch.sub, total, pl_module.pull)
         elif trainer.gradient_clip_val is not None:
@@ -117,7 +122,7 @@ class Observer(pl.Callback):
         batch: tuple[Tensor, Tensor],
         batch_idx: int,
     ) -> None:
-        if self.method.observes:
+        if self.hooks.observes:
             assert isinstance(pl_module, Client)
             params = zip_map(torch.detach, pl_module.params())
             fraction = len(batch[1]) / len(pl_module.plan.data)
@@ -125,7 +130,7 @@ class Observer(pl.Callback):
             last = position == pl_module.plan.steps_per_epoch - 1
             loss = pl_module.losses[-1]
             step = Step(self.num_steps, params, self.grad, self.squares, fraction, epoch, last, loss)
-            self.trace = self.method.observe(self.trace, step)
+            self.trace = self.hooks.observe(self.trace, step)
         self.num_steps += 1
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.plan import Plan
-from fl_lightning.method import Context, Local, Method
+from fl_lightning.method import ClientHooks, Context, Local
 from fl_lightning.params import Params
 from fl_lightning.task import Task, Weights
 
@@ -57,12 +57,12 @@ class Engine(ABC):
 
     version: ClassVar[int] = 1
 
-    def one_by_one(self, task: Task, plans: Sequence[Plan]) -> bool:
-        """Whether clients are trained one after the other, so that the bits do not depend on who trains beside them."""
+    def trains_apart(self, task: Task, plans: Sequence[Plan]) -> bool:
+        """Whether each of these clients is trained by itself, so that its bits do not depend on the others."""
         return True
 
     @abstractmethod
     def fit(
-        self, method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
+        self, hooks: ClientHooks, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
     ) -> Iterator[Fit]:
         """Train one client per plan, each from `context.start`, and yield them in the order of the plans."""

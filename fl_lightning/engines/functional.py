@@ -10,13 +10,14 @@ from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from fl_lightning import streams
+from fl_lightning.batching import couples_samples
 from fl_lightning.curvature.per_sample import squared_gradients
 from fl_lightning.data.augment import Choices
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
 from fl_lightning.engines.sgd import is_plain, sgd
 from fl_lightning.errors import require
-from fl_lightning.method import Context, Method, Step
+from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, row, zeros, zip_map
 from fl_lightning.task import Task, Weights
 
@@ -35,7 +36,8 @@ class Functional(Engine):
 
     Attributes:
         chunk: Clients trained at once: 1 is a plain loop, more are batched by torch.func.vmap, auto picks by device,
-            model size and how alike the clients' sizes are. Networks with BatchNorm are always trained one by one.
+            model size and how alike the clients' sizes are. Networks whose samples depend on each other, as BatchNorm
+            makes them, are always trained one by one.
     """
 
     chunk: int | Literal["auto"] = "auto"
@@ -46,25 +48,29 @@ class Functional(Engine):
         )
 
     def fit(
-        self, method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
+        self, hooks: ClientHooks, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
     ) -> Iterator[Fit]:
-        chunk = 1 if method.one_by_one else self.chunk_for(task, [plan.num_steps for plan in plans])
+        chunk = 1 if hooks.one_by_one else self._chunk(task, plans)
         for first in range(0, len(plans), chunk):
             members = range(first, min(first + chunk, len(plans)))
             if len(members) == 1:
-                yield train_one(method, task, context.of_member(first), buffers, plans[first])
+                yield train_one(hooks, task, context.of_member(first), buffers, plans[first])
             else:
                 own = pytree.tree_map_only(Tensor, lambda leaf: leaf[members.start : members.stop], context.own)  # noqa: B023
                 chunk_context = context._replace(own=own)
-                yield from train_many(method, task, chunk_context, buffers, [plans[i] for i in members])
+                yield from train_many(hooks, task, chunk_context, buffers, [plans[i] for i in members])
 
-    def one_by_one(self, task: Task, plans: Sequence[Plan]) -> bool:
-        return self.chunk_for(task, [plan.num_steps for plan in plans]) == 1 or len(plans) == 1
+    def trains_apart(self, task: Task, plans: Sequence[Plan]) -> bool:
+        return self._chunk(task, plans) == 1 or len(plans) == 1
+
+    def _chunk(self, task: Task, plans: Sequence[Plan]) -> int:
+        """The number of these clients to train at once."""
+        chunk = self.chunk_for(task, [plan.num_steps for plan in plans])
+        # The samples that pad smaller batches must not change the outputs of the others.
+        return 1 if chunk > 1 and couples_samples(task, plans[0].data) else chunk
 
     def chunk_for(self, task: Task, steps: Sequence[int]) -> int:
         """The number of clients to train at once, given the steps that each of them takes."""
-        if task.couples_samples:
-            return 1  # the padding of smaller batches would enter BatchNorm's statistics
         if self.chunk != "auto":
             return int(self.chunk)
         if task.device.type != "cpu":
@@ -73,7 +79,7 @@ class Functional(Engine):
         return AUTO_CHUNK if task.num_params <= TINY_MODEL and alike else 1
 
 
-def train_one(method: Method, task: Task, context: Context, buffers: Params, plan: Plan) -> Fit:
+def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params, plan: Plan) -> Fit:
     """One client, in place on the task's workbench."""
     training, data, model = plan.training, plan.data, task.model
     task.load(Weights(context.start, buffers))
@@ -81,12 +87,12 @@ def train_one(method: Method, task: Task, context: Context, buffers: Params, pla
     leaves = [p for p in model.parameters() if p.requires_grad]
     params = {name: leaf.detach() for name, leaf in zip(task.names, leaves, strict=True)}  # the same storage
     values = list(params.values())
-    penalty = method.penalty(context)
+    penalty = hooks.penalty(context)
     plain = is_plain(training)
     pull = penalty.descent(training.lr) if penalty is not None and plain else None
     velocity = zeros(params) if training.momentum else {}
-    trace = method.trace(context)
-    observes, needs_squares, size = method.observes, method.needs_squares, len(data)
+    trace = hooks.trace(context)
+    observes, needs_squares, size = hooks.observes, hooks.needs_squares, len(data)
     per_epoch = plan.steps_per_epoch
     losses: list[Tensor] = []
     shares: list[float] = []
@@ -112,13 +118,15 @@ def train_one(method: Method, task: Task, context: Context, buffers: Params, pla
                 grad = dict(zip(task.names, grads, strict=True))
                 epoch, position = divmod(index, per_epoch)
                 step = Step(index, params, grad, squares, fraction, epoch, position == per_epoch - 1, losses[-1])
-                trace = method.observe(trace, step)
+                trace = hooks.observe(trace, step)
     finished = task.weights()
     local = finished_client(task, plan, finished, trace)
     return Fit(local, mean_loss(losses, shares, plan.num_epochs))
 
 
-def train_many(method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]) -> Iterator[Fit]:
+def train_many(
+    hooks: ClientHooks, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
+) -> Iterator[Fit]:
     """Several clients at once by vmap; clients with fewer steps stand still when they have finished."""
     training, number, device = plans[0].training, len(plans), task.device
     task.model.train()
@@ -131,7 +139,7 @@ def train_many(method: Method, task: Task, context: Context, buffers: Params, pl
         return pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(number, *leaf.shape).clone(), tree)
 
     def start_trace(own: Any) -> Any:
-        return method.trace(context._replace(own=own))
+        return hooks.trace(context._replace(own=own))
 
     def advance(
         state: Any, own: Any, x: Tensor, y: Tensor, mask: Tensor, size: Tensor, length: Tensor, index: int
@@ -143,15 +151,15 @@ def train_many(method: Method, task: Task, context: Context, buffers: Params, pl
             return task.masked_loss(Weights(params, copies), x, y, mask), copies
 
         grad, (loss, new_stats) = grad_and_value(loss_of, has_aux=True)(params)
-        penalty = method.penalty(context._replace(own=own))
+        penalty = hooks.penalty(context._replace(own=own))
         total = grad if penalty is None else zip_map(torch.add, grad, penalty.grad(params))
         new_params, new_velocity = sgd(params, total, velocity, training)
         new_trace = trace
-        if method.observes:
-            squares = squared_gradients(task, Weights(params, stats), x, y, mask) if method.needs_squares else None
+        if hooks.observes:
+            squares = squared_gradients(task, Weights(params, stats), x, y, mask) if hooks.needs_squares else None
             epoch, position = index // length, index % length
             seen = Step(index, new_params, grad, squares, mask.sum() / size, epoch, position == length - 1, loss)
-            new_trace = method.observe(trace, seen)
+            new_trace = hooks.observe(trace, seen)
         moved = (new_params, new_stats, new_velocity, new_trace)
         if index >= shortest:  # somebody has finished
             active = mask.any()
@@ -191,7 +199,7 @@ def _empty_traces(start_trace: Any, own: Any, number: int) -> Any:
 def _padded_schedule(plans: Sequence[Plan]) -> Tensor:
     """(steps, clients, batch) places in the training set, -1 where a client has no sample."""
     steps = max(plan.num_steps for plan in plans)
-    width = max(min(plan.training.batch_size or len(plan.data), len(plan.data)) for plan in plans)
+    width = max(max(plan.batch_sizes) for plan in plans)
     schedule = torch.full((steps, len(plans), width), -1)
     for position, plan in enumerate(plans):
         for step, batch in enumerate(plan.all_batches()):

@@ -14,7 +14,7 @@ import torch
 from fl_lightning import streams
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
-from fl_lightning.method import Context, Method
+from fl_lightning.method import ClientHooks, Context
 from fl_lightning.params import Params
 from fl_lightning.task import Task, Weights
 
@@ -39,12 +39,12 @@ class Lightning(Engine):
     callbacks: tuple[Any, ...] = ()
 
     def fit(
-        self, method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
+        self, hooks: ClientHooks, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
     ) -> Iterator[Fit]:
         for position, plan in enumerate(plans):
-            yield self._fit_one(method, task, context.of_member(position), buffers, plan)
+            yield self._fit_one(hooks, task, context.of_member(position), buffers, plan)
 
-    def _fit_one(self, method: Method, task: Task, context: Context, buffers: Params, plan: Plan) -> Fit:
+    def _fit_one(self, hooks: ClientHooks, task: Task, context: Context, buffers: Params, plan: Plan) -> Fit:
         # Importing Lightning takes seconds; whoever only lists or checks settings need not wait for it.
         from pytorch_lightning import Trainer
 
@@ -52,7 +52,7 @@ class Lightning(Engine):
 
         device = task.device
         task.load(Weights(context.start, buffers))
-        client, observer = Client(method, task, context, plan), Observer(method, context)
+        client, observer = Client(hooks, task, context, plan), Observer(hooks, context)
         with _quiet(), streams.global_noise(plan.seed, "noise", plan.round, plan.data.client):
             trainer = Trainer(
                 accelerator="cpu" if device.type == "cpu" else "gpu",

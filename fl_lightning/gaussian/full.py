@@ -130,18 +130,28 @@ class Full(Gaussian):
 
 
 def largest_eigenvalue(matrix: Tensor, steps: int = 30) -> float:
-    """The largest eigenvalue of a positive semi-definite matrix by power iteration, from below."""
-    vector = matrix.diagonal().clone()
-    value = 0.0
-    for _ in range(steps):
-        norm = float(vector.norm())
-        if norm == 0:
-            return 0.0
-        vector = vector / norm
-        image = matrix @ vector
-        value = float(vector @ image)
-        vector = image
-    return value
+    """The largest eigenvalue of a positive semi-definite matrix, from below, in few products with it.
+
+    Rayleigh and Ritz in the Krylov space of a random vector, always the same one (Lanczos, with full
+    orthogonalisation). Not of the diagonal or of ones: softmax regression has null vectors by construction, and with
+    two classes these are among them.
+    """
+    stream = torch.Generator().manual_seed(0)
+    vector = torch.randn(len(matrix), generator=stream, dtype=torch.float64).to(matrix.device)
+    basis, images = vector.new_zeros(0, len(matrix)), vector.new_zeros(0, len(matrix))
+    for _ in range(min(steps, len(matrix))):
+        length = float(vector.norm())
+        for _ in range(2):  # once more for what rounding has left
+            vector = vector - basis.T @ (basis @ vector)
+        if not float(vector.norm()) > 1e-10 * length:
+            break  # the space holds its own image
+        direction = vector / vector.norm()
+        vector = (matrix @ direction.to(matrix.dtype)).double()
+        basis, images = torch.cat([basis, direction[None]]), torch.cat([images, vector[None]])
+    projected = basis @ images.T
+    if not bool(torch.isfinite(projected).all()):
+        return float("nan")
+    return float(torch.linalg.eigvalsh(projected)[-1])
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:

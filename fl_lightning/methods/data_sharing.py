@@ -85,6 +85,12 @@ class DataSharing(Method):
             f"method.warmup_epochs {self.warmup_epochs} needs data that belong to no client, but there are none; "
             "set data.holdout to a share such as 0.1, or method.warmup_epochs to 0",
         )
+        batch = min(self.warmup_batch_size, len(server.holdout))
+        require(
+            self.warmup_epochs == 0 or batch >= server.smallest_batch,
+            f"the warm-up of a model with BatchNorm needs batches of at least {server.smallest_batch} samples, got "
+            f"{batch}; raise method.warmup_batch_size or data.holdout, or set method.warmup_epochs to 0",
+        )
 
     def local_data(self, own: Sequence[Tensor], holdout: Tensor, seed: int) -> Sequence[Tensor]:
         number = self._shared_samples(len(holdout))
@@ -102,7 +108,8 @@ class DataSharing(Method):
         if self.warmup_epochs == 0:
             return state
         training = Training(self.warmup_lr, self.warmup_epochs, self.warmup_batch_size)
-        plan = Plan(server.holdout, server.seed, 0, training, self.warmup_epochs)  # round 0: before all others
+        # Round 0: before all others.
+        plan = Plan(server.holdout, server.seed, 0, training, self.warmup_epochs, server.smallest_batch)
         fit = train_one(self, server.task, Context(state.params), server.task.initial.buffers, plan)
         if not all_finite(fit.local.params):
             raise Diverged(0, None)

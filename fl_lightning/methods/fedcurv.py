@@ -18,18 +18,19 @@ The authors published no code. Where others' code differs from the paper, we fol
 - clients send theta_n and u_n, and the server forms v_n: the paper sends v_n too, which nobody needs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fl_lightning.batching import couples_samples
 from fl_lightning.curvature.fisher import FisherKind, diagonal_fisher
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, average, cast_like, flatten, row, weighted_sum, zip_map
-from fl_lightning.penalty import Penalty
+from fl_lightning.penalty import Penalty, overshoot_advice
 from fl_lightning.task import Weights
 from fl_lightning.training import Training
 
@@ -122,9 +123,9 @@ class FedCurv(Method):
 
     def check(self, training: Training, server: Server) -> None:
         require(
-            self.fisher == "minibatch" or not server.task.couples_samples,
-            "method.fisher per_sample needs a model whose samples do not depend on each other, got one with BatchNorm; "
-            "use --method.fisher minibatch or another model",
+            self.fisher == "minibatch" or not couples_samples(server.task, server.holdout),
+            "method.fisher per_sample needs a model whose samples do not depend on each other, as they do with "
+            "BatchNorm; use --method.fisher minibatch or another model",
         )
 
     def init(self, params: Params, num_clients: int) -> State:
@@ -163,6 +164,9 @@ class FedCurv(Method):
         able = [n for n, size in enumerate(cohort.server.sizes) if size > 0]
         largest = max(float(flatten(zip_map(torch.sub, total, row(after.fisher, n))).max()) for n in able)
         return {"prior_stability": 2 * cohort.training.lr * self.strength * largest}
+
+    def advice(self, metrics: Mapping[str, float]) -> str:
+        return overshoot_advice(metrics)
 
     @property
     def extra_passes(self) -> int:

@@ -101,7 +101,7 @@ class FedPA(Method):
             "no epoch is left to sample from; set --training.epochs higher (the paper has 5) or --method.burn_in lower",
         )
         smallest = min((size, n) for n, size in enumerate(server.sizes) if size > 0)
-        steps = (training.epochs - self.burn_in) * training.steps_per_epoch(smallest[0])
+        steps = (training.epochs - self.burn_in) * training.steps_per_epoch(smallest[0], server.smallest_batch)
         require(
             self.window is None or self.window <= steps,
             f"method.window must fit into the steps after the burn-in, got {self.window}, but client {smallest[1]} "
@@ -175,7 +175,8 @@ class FedPA(Method):
         """The number of samples l of every member."""
         if cohort.round < self.start_round:
             return [0 for _ in cohort.members]
-        per_epoch = [cohort.training.steps_per_epoch(cohort.server.sizes[n]) for n in cohort.members]
+        server = cohort.server
+        per_epoch = [cohort.training.steps_per_epoch(server.sizes[n], server.smallest_batch) for n in cohort.members]
         return [self._num_samples(epochs, steps) for epochs, steps in zip(cohort.epochs, per_epoch, strict=True)]
 
     def _num_samples(self, epochs: int, steps_per_epoch: int) -> int:

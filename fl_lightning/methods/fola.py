@@ -6,7 +6,8 @@
     mu_S      <- sum_n p_n (Lambda_n + gamma) mu_n / sum_n p_n (Lambda_n + gamma)
     Lambda_S  <- sum_n p_n Lambda_n
 
-Liu, Jiang, Zheng, Yang: A Bayesian Federated Learning Framework with Online Laplace Approximation, TPAMI 2023.
+Liu, Jiang, Zheng, Chen, Qi, Huang, Shao: A Bayesian Federated Learning Framework with Online Laplace Approximation,
+TPAMI 2023.
 
 Where the paper's equations, its algorithm and its published code disagree, the defaults are:
 - the prior loss has a real gradient: the published code builds it from detached tensors, so that its strength is inert
@@ -31,12 +32,13 @@ C the Hessian of softmax regression, or the Gauss-Newton matrix of another netwo
 With e_full, F_n is the vector of that matrix's eigenvalues, used as if it were a diagonal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 
+from fl_lightning.batching import couples_samples
 from fl_lightning.curvature import form as curvature_form
 from fl_lightning.curvature.e_full import Order
 from fl_lightning.curvature.fisher import FisherKind, diagonal_fisher
@@ -50,7 +52,7 @@ from fl_lightning.gaussian.product import product
 from fl_lightning.gaussian.similarity import cosines
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
 from fl_lightning.params import Params, average, cast_like, count, flatten, weighted_sum, zeros, zip_map
-from fl_lightning.penalty import Detached, Penalty, Quadratic
+from fl_lightning.penalty import Detached, Penalty, Quadratic, overshoot_advice
 from fl_lightning.task import Weights
 from fl_lightning.training import Training
 
@@ -144,6 +146,11 @@ class Fola(Method):
             "leave one out",
         )
         require(
+            self.fisher == "minibatch" or not couples_samples(server.task, server.holdout),
+            "method.fisher per_sample needs a model whose samples do not depend on each other, as they do with "
+            "BatchNorm; use --method.fisher minibatch or another model",
+        )
+        require(
             self.damping_place == "both" or form != "full",
             "method.damping_place denominator works element by element; use --method.curvature_form diagonal or e_full",
         )
@@ -162,7 +169,7 @@ class Fola(Method):
         if self.strength == 0 or prior.round == 1:  # Lambda_S is still zero
             return None
         strength = self._strength_in(prior.round)
-        gamma = self._gamma(prior.precision) if self.damping_in_prior else 0.0
+        gamma = self._gamma_in_prior(prior.precision)
         pull: Penalty
         if self.curvature_form == "full":
             pull = PriorLoss(Full(context.start, prior.precision[MATRIX], gamma), strength)
@@ -264,8 +271,11 @@ class Fola(Method):
         # Of the next round, whose prior this is; a detached prior takes no step.
         strength = 0.0 if self.detached_prior else self._strength_in(cohort.round + 1)
         largest = largest_eigenvalue(after.precision[MATRIX]) if form == "full" and strength else quantiles[-1]
-        numbers["prior_stability"] = cohort.training.lr * strength * largest
+        numbers["prior_stability"] = cohort.training.lr * strength * (largest + self._gamma_in_prior(after.precision))
         return numbers
+
+    def advice(self, metrics: Mapping[str, float]) -> str:
+        return overshoot_advice(metrics)
 
     @property
     def needs_squares(self) -> bool:
@@ -298,6 +308,10 @@ class Fola(Method):
         diagonal = curvature_form.diagonal_of(self.curvature_form, precision)
         total = sum(float(value.double().sum()) for value in diagonal.values())
         return self.damping * total / count(diagonal)
+
+    def _gamma_in_prior(self, precision: Params) -> float:
+        """What the prior loss adds to a precision."""
+        return self._gamma(precision) if self.damping_in_prior else 0.0
 
     def _common_gamma(self, cohort: Cohort, reports: Sequence[Report]) -> float:
         """The damping of the product of these posteriors: their diagonals are enough to know it."""

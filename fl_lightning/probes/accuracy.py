@@ -1,8 +1,9 @@
 """What is measured after every round: GA, LA and their spread, losses, traffic, time.
 
 GA is the test accuracy of the aggregated model. LA = sum_n p_n (accuracy of client n's model on the global test set),
-after local training and before aggregation; with all clients taking part, p_n = pi_n. AE and LF are the distances from
-a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`.
+after local training and before aggregation; with all clients taking part, p_n = pi_n. GA_validation is the accuracy of
+the aggregated model on training samples that belong to nobody (`data.validation`), if there are any. AE and LF are the
+distances from a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`.
 """
 
 import time
@@ -10,11 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.method import Method
 from fl_lightning.probes.reference import Reference
 from fl_lightning.record import Measurement, RoundRecord
+from fl_lightning.system import activity
 from fl_lightning.task import Score, Task, Weights
 
 # Test samples per forward pass: larger blocks leave the cache of a CPU and are slower.
@@ -22,18 +25,24 @@ BLOCK = 1000
 
 
 def score(task: Task, models: Sequence[Weights], dataset: Dataset) -> list[Score]:
-    """Accuracy and NLL of several models: every block of test data is prepared once and shown to all of them."""
-    test_x, test_y = dataset.test_x.to(task.device), dataset.test_y.to(task.device)
+    """Accuracy and NLL of several models on the test set."""
+    return score_on(task, models, dataset, dataset.test_x, dataset.test_y)
+
+
+def score_on(task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Tensor, labels: Tensor) -> list[Score]:
+    """Accuracy and NLL of several models: every block of data is prepared once and shown to all of them."""
+    inputs, labels = inputs.to(task.device), labels.to(task.device)
     correct = torch.zeros(len(models), dtype=torch.float64, device=task.device)
     nll = torch.zeros_like(correct)
+    activity.say(f"measuring {len(models)} model{'s' * (len(models) > 1)}")
     with task.evaluating():
-        for raw, y in zip(torch.split(test_x, BLOCK), torch.split(test_y, BLOCK), strict=True):
+        for raw, y in zip(torch.split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True):
             x = dataset.inputs(raw, task.dtype)
             for index, weights in enumerate(models):
                 logits = task.logits(weights, x)
                 correct[index] += (logits.argmax(1) == y).sum()
                 nll[index] += task.likelihood(logits, y, reduction="sum")
-    return [Score(float(c) / len(test_y), float(n) / len(test_y)) for c, n in zip(correct, nll, strict=True)]
+    return [Score(float(c) / len(labels), float(n) / len(labels)) for c, n in zip(correct, nll, strict=True)]
 
 
 def measure(
@@ -46,6 +55,7 @@ def measure(
     unknown = [Weights(r.local.params, r.local.buffers) for r in record.clients if len(known) < len(record.clients)]
     scores = score(task, [server, *unknown], dataset) + ([] if unknown else known)
     models = [server.params, *(result.local.params for result in record.clients)]
+    chosen_by = _validation(task, server, dataset)
     distances = reference.distances(models) if reference is not None else []
     seconds_evaluation = time.perf_counter() - start
     weights = record.cohort.weights
@@ -79,6 +89,7 @@ def measure(
         "train_loss": [result.train_loss for result in record.clients],
         "prior_loss": [result.prior_loss for result in record.clients],
     }
+    metrics |= chosen_by
     if distances:
         metrics |= {"AE": distances[0], "LF": _mean(distances[1:], weights)}
         clients["distance"] = distances[1:]
@@ -88,6 +99,15 @@ def measure(
         else:
             metrics[name] = value
     return Measurement(metrics, clients)
+
+
+def _validation(task: Task, server: Weights, dataset: Dataset) -> dict[str, float]:
+    """Of the server's model alone: nobody chooses by the clients'."""
+    if dataset.validation is None:
+        return {}
+    places = dataset.validation.to(dataset.train_x.device)
+    (found,) = score_on(task, [server], dataset, dataset.train_x[places], dataset.train_y[places])
+    return {"GA_validation": found.accuracy}
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

@@ -1,14 +1,15 @@
 """The server's state on disk: written after every round, atomically, the previous one kept.
 
 Reading executes no code. The file is a safetensors file whose header holds the round, the identity of the
-configuration, the numbers of all rounds so far, and a checksum of the tensors, so that a damaged file is never taken
-for a good one.
+configuration, the numbers of all rounds so far, and checksums of the tensors and of the header itself, so that a
+damaged file is never taken for a good one.
 """
 
 import json
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ from fl_lightning.errors import UserError
 from fl_lightning.record import Measurement, Snapshot
 from fl_lightning.system.atomic import write_atomically
 
-FORMAT = "fl_lightning checkpoint 1"
+# Format 1 had no checksum of its header.
+FORMAT = "fl_lightning checkpoint 2"
 # Written when a run has ended, by `fl_lightning.runs.files`.
 SETTINGS = "config.yaml"
 CURRENT, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
@@ -60,8 +62,9 @@ def write(folder: Path, identity: str, snapshot: Snapshot, history: Sequence[Mea
         "round": str(snapshot.round),
         "numbers": json.dumps(numbers),
         "history": json.dumps([measurement._asdict() for measurement in history]),
-        "checksum": str(_checksum(tensors)),
+        "tensors": str(_checksum(tensors)),
     }
+    header["checksum"] = _seal(header)
     write_atomically(folder / CURRENT, save(tensors, metadata=header), keep=folder / PREVIOUS)
 
 
@@ -127,11 +130,10 @@ def identity_of(folder: Path) -> str:
     """Which run, and which round of it, a folder holds: the tensors themselves are not read."""
     path = _existing(folder)
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}); compute that run again with --fresh") from None
-    return f"{header.get('identity')} after round {header.get('round')}"
+        with _opened(path) as (header, _):
+            return f"{header['identity']} after round {header['round']}"
+    except DamagedError as damage:
+        raise UserError(f"{path} {damage}; compute that run again with --fresh") from None
 
 
 def _existing(folder: Path) -> Path:
@@ -155,17 +157,30 @@ def remove(folder: Path, current: bool) -> None:
 
 def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Header and tensors of a file that is complete."""
+    with _opened(path) as (header, file):
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    if header["tensors"] != str(_checksum(tensors)):
+        raise DamagedError("is damaged (the checksum of its tensors does not match)")
+    return header, tensors
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[dict[str, str], Any]]:
+    """The header of a file, which is whole, and the file."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            given = header.get("format", "")
+            if given != FORMAT:
+                ours = given.startswith(FORMAT.rstrip("0123456789"))
+                raise DamagedError(
+                    f"was written by another version ({given})" if ours else "is not a checkpoint of this program"
+                )
+            if header.pop("checksum", None) != _seal(header):
+                raise DamagedError("is damaged (the checksum of its header does not match)")
+            yield header, file
     except (SafetensorError, OSError, ValueError) as error:
         raise DamagedError(f"is damaged ({error})") from None
-    if header.get("format") != FORMAT:
-        raise DamagedError("is not a checkpoint of this program")
-    if header["checksum"] != str(_checksum(tensors)):
-        raise DamagedError("is damaged (its checksum does not match)")
-    return header, tensors
 
 
 def _read_file(path: Path, identity: str, template: Snapshot) -> Saved:
@@ -192,9 +207,13 @@ def _tree(snapshot: Snapshot) -> tuple[Any, Any]:
     return snapshot.state, snapshot.buffers
 
 
+def _seal(header: Mapping[str, str]) -> str:
+    return str(zlib.crc32(json.dumps(header, sort_keys=True).encode()))
+
+
 def _checksum(tensors: dict[str, Tensor]) -> int:
     checksum = 0
     for name in sorted(tensors):
-        checksum = zlib.crc32(name.encode(), checksum)
+        checksum = zlib.crc32(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode(), checksum)
         checksum = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, checksum)
     return checksum

@@ -32,7 +32,7 @@ def write(
     write_atomically(files[0], config.yaml().encode())
     for name, table in (("rounds", rounds_table(history)), ("clients", clients_table(history))):
         files.append(folder / f"{name}.parquet")
-        table.to_parquet(files[-1], index=False)
+        write_atomically(files[-1], table.to_parquet(index=False))
     if pictures:
         from fl_lightning.runs import pictures as draw  # matplotlib: only who draws waits for it
 

@@ -1,23 +1,26 @@
 """The folder of a run: where it lies, who may write to it, and the result in it."""
 
-import json
 import shutil
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import filelock
 
 from fl_lightning.config import RunConfig
-from fl_lightning.errors import UserError
+from fl_lightning.errors import UserError, require
 from fl_lightning.record import Measurement
-from fl_lightning.runs.identity import trajectory
-from fl_lightning.system.atomic import write_atomically
+from fl_lightning.runs import checkpoint, sealed
+from fl_lightning.runs.identity import identity, trajectory
+from fl_lightning.system import activity
 
 RESULT, ATTEMPT = "result.json", "attempt.json"
+ARTIFACTS = (checkpoint.SETTINGS, "rounds.parquet", "clients.parquet", "partition.png", "curves.png", "laplace.npz")
+# What of a result is saved under its own name.
+SAVED = ("status", "message", "run_id", "tags", "store", "name", "params", "unsent")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class Result:
         reused: Whether an earlier process had finished it, so that nothing was computed now.
         tags: Of the MLflow run.
         store: Where that is.
+        identity: Of the run.
+        name: Of the MLflow run.
+        params: Its settings as MLflow has them.
+        unsent: Whether the store may lack some of it, because it was away or this process ended too early.
     """
 
     status: str
@@ -43,6 +50,10 @@ class Result:
     reused: bool = False
     tags: Mapping[str, str] = field(default_factory=dict)
     store: str = ""
+    identity: str = ""
+    name: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    unsent: bool = False
 
     @property
     def final(self) -> dict[str, float]:
@@ -66,7 +77,7 @@ def forget(config: RunConfig, out: Path) -> None:
     """Remove what earlier processes have computed of a run."""
     folder = folder_of(config, out)
     if folder.exists():
-        with locked(folder):
+        with locked(folder, wait=False):
             clear(folder, keep=("lock",))
 
 
@@ -107,20 +118,25 @@ def finished(config: RunConfig, out: Path) -> Result | None:
 
 def latest(config: RunConfig, out: Path) -> Result | None:
     """How this run ended, or where it was stopped; None if it never came to an end."""
-    return read_result(folder_of(config, out))
+    return read_result(folder_of(config, out), identity(config))
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Create the folder, and keep other processes out of it."""
+def locked(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Create the folder, and keep other processes out of it; wait for the one that is in it, or refuse."""
+    lock = filelock.FileLock(folder / "lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder / "lock")
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise UserError(
-            f"another process is computing this run in {folder}; wait for it, or change a setting"
-        ) from None
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            busy = f"another process is computing this run in {folder}"
+            require(wait, f"{busy}; wait for it, or stop it")
+            activity.warn(f"{busy}; this one waits for it")
+            lock.acquire()
+            folder.mkdir(parents=True, exist_ok=True)  # the other one was refused, and left nothing
+    except RuntimeError:  # filelock's word for a thread that would wait for itself
+        raise UserError(f"this process is computing the run in {folder} already; finish or close that first") from None
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
     try:
@@ -137,34 +153,55 @@ def clear(folder: Path, keep: Collection[str]) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def attempt_of(folder: Path) -> str:
-    """The key of this run in MLflow, written before the MLflow run exists, so that it is never created twice."""
+class Attempt(NamedTuple):
+    """The key of a run in MLflow, and whether nobody can have used it before."""
+
+    key: str
+    is_new: bool
+
+
+def attempt_of(folder: Path, identity: str, recall: Callable[[], str | None]) -> Attempt:
+    """The key, written before the MLflow run exists, so that it is never created twice.
+
+    Args:
+        folder: Of the run.
+        identity: Of the run.
+        recall: Asks MLflow for the key of a run that was begun, if the file has got lost.
+    """
     path = folder / ATTEMPT
-    if not path.exists():
-        write_atomically(path, json.dumps({"attempt": uuid.uuid4().hex}).encode())
-    attempt: str = json.loads(path.read_text())["attempt"]
+    try:
+        return Attempt(str(sealed.read(path, identity)["attempt"]), False)
+    except FileNotFoundError:
+        begun = any((folder / name).exists() for name in (RESULT, checkpoint.CURRENT, checkpoint.PREVIOUS))
+    except sealed.DamagedError as damage:
+        begun = True
+        activity.warn(f"{path} {damage}; it is written again")
+    known = recall() if begun else None
+    attempt = Attempt(known or uuid.uuid4().hex, known is None)
+    sealed.write(path, identity, {"attempt": attempt.key})
     return attempt
 
 
 def write_result(result: Result) -> None:
-    content = {
-        "status": result.status,
-        "message": result.message,
-        "run_id": result.run_id,
-        "history": [measurement._asdict() for measurement in result.history],
-        "tags": dict(result.tags),
-        "store": result.store,
-    }
-    write_atomically(result.folder / RESULT, json.dumps(content).encode())
+    content = {name: getattr(result, name) for name in SAVED}
+    content["history"] = [measurement._asdict() for measurement in result.history]
+    sealed.write(result.folder / RESULT, result.identity, content)
 
 
-def read_result(folder: Path) -> Result | None:
+def read_result(folder: Path, identity: str | None = None) -> Result | None:
+    """The result in a folder, if it belongs to the run with this identity; None takes any run's."""
+    path = folder / RESULT
     try:
-        content = json.loads((folder / RESULT).read_text())
+        content = sealed.read(path, identity)
+        history = [Measurement(**item) for item in content["history"]]
+        saved = {name: content[name] for name in SAVED}
     except FileNotFoundError:
         return None
-    except ValueError:
-        raise UserError(f"{folder / RESULT} is damaged; start this run again with --fresh") from None
-    history = [Measurement(**item) for item in content["history"]]
-    known = (content["status"], content["message"], content["run_id"], folder, history)
-    return Result(*known, reused=True, tags=content["tags"], store=content["store"])
+    except (sealed.DamagedError, KeyError, TypeError) as damage:
+        raise UserError(f"{path} {damage}; compute this run again with --fresh, or delete its folder") from None
+    return Result(**{**saved, "history": history}, folder=folder, reused=True, identity=content["identity"])
+
+
+def artifacts_of(folder: Path) -> list[Path]:
+    """The files that a run leaves for its readers."""
+    return [path for name in ARTIFACTS if (path := folder / name).exists()]

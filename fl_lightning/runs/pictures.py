@@ -1,5 +1,6 @@
 """Pictures that a run leaves: learning curves, and who holds which classes."""
 
+import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
 from fl_lightning.runs import palette, strokes
+from fl_lightning.runs.labels import take_literally
+from fl_lightning.system.atomic import write_atomically
 
 TITLES = {"GA": "GA: server's model (%)", "LA": "LA: clients' models (%)"}
 
@@ -93,6 +96,9 @@ def _thumbnails(figure: SubFigure, images: Mapping[str, Tensor]) -> None:
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a picture as PNG."""
+    take_literally(figure)
     FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=180)
+    content = io.BytesIO()
+    figure.savefig(content, dpi=180)
+    write_atomically(path, content.getvalue())
     return path

@@ -4,19 +4,36 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.config import RunConfig
+from fl_lightning.config import PARTS, RunConfig
 from fl_lightning.data.partition import content_hash
 from fl_lightning.record import Measurement
 from fl_lightning.runs import provenance
-from fl_lightning.runs.folder import ATTEMPT, Result, attempt_of, write_result
+from fl_lightning.runs.folder import Result, artifacts_of, attempt_of, write_result
 from fl_lightning.runs.identity import identity, trajectory
-from fl_lightning.runs.track import Tracker, store_uri
+from fl_lightning.runs.outbox import UnreachableError
+from fl_lightning.runs.store import store_uri
+from fl_lightning.runs.track import Place, Tracker, recall_attempt
+from fl_lightning.system import activity
 
 # A batch of metrics costs MLflow about the same for one round as for many.
 SEND_EVERY_SECONDS = 1.0
+# By it and the identity an MLflow run is found whose key has got lost.
+FOLDER_TAG = "fl_lightning.folder"
+# A name longer than this says nothing more.
+LONGEST_NAME = 200
+SYMBOLS = {"training.epochs": "E", "training.batch_size": "B", "data.clients": "N", "federation.fraction": "C"}
+# What the program itself says about a run.
+OWN_TAGS = frozenset(
+    {
+        *("method", "data", "model", "partition", "seed", "identity", "trajectory", "status", "diverged", "case"),
+        *("study", "kind", "package", "torch", "device", provenance.SETTINGS_TAG, provenance.VERSIONS_TAG),
+    }
+)
+OWN_PREFIXES = ("mlflow.", "fl_lightning.", "study.")
 
 
 class Recording:
@@ -26,18 +43,23 @@ class Recording:
         tracker: Writes to it.
         history: The numbers of all rounds, which whoever computes them extends; those that are there already are sent
             at once, because a killed process may have left some unsent.
+
+    Attributes:
+        saved: How many rounds are on disk. Others are not told: computed again after a kill they would have other
+            seconds, and MLflow would have both.
     """
 
     def __init__(self, tracker: Tracker, history: Sequence[Measurement]) -> None:
         self.tracker, self._history = tracker, history
+        self.saved = len(history)
         self._sent, self._sent_at = 0, time.monotonic()
         self.send()
 
     def send(self) -> None:
         """Write the rounds that MLflow does not know yet."""
-        known = enumerate(self._history, start=1)
+        known = enumerate(self._history[: self.saved], start=1)
         self.tracker.log_rounds((i, measurement.metrics) for i, measurement in known if i > self._sent)
-        self._sent, self._sent_at = len(self._history), time.monotonic()
+        self._sent, self._sent_at = self.saved, time.monotonic()
 
     def send_now_and_then(self) -> None:
         """Write them if the last time is long enough ago."""
@@ -47,7 +69,25 @@ class Recording:
     def result(self, status: str, message: str, folder: Path) -> Result:
         """How the run ended, as its folder and MLflow know it."""
         tracker = self.tracker
-        return Result(status, message, tracker.run_id, folder, list(self._history), False, tracker.tags, tracker.uri)
+        return Result(
+            status=status,
+            message=message,
+            run_id=tracker.run_id,
+            folder=folder,
+            history=list(self._history),
+            tags=dict(tracker.tags),
+            store=tracker.uri,
+            identity=tracker.tags["identity"],
+            name=tracker.name,
+            params=tracker.params,
+        )
+
+    def conclude(self, result: Result) -> Result:
+        """Save how the run ended, then tell MLflow: whatever happens between the two, nothing is computed again."""
+        write_result(replace(result, unsent=True))
+        self.saved = len(self._history)
+        self.send()
+        return _end(self.tracker, result)
 
 
 def open_recording(
@@ -80,26 +120,106 @@ def open_recording(
         **provenance.tags(config),
         **further,
     }
-    is_new = not (folder / ATTEMPT).exists()
-    return Recording(Tracker(out, attempt_of(folder), _run_name(config, tags), config.flat(), tags, is_new), history)
+    marks = {"identity": tags["identity"], FOLDER_TAG: str(folder.resolve())}
+    attempt = attempt_of(folder, tags["identity"], lambda: recall_attempt(out, marks))
+    tracker = Tracker(out, attempt.key, _run_name(config, tags), config.flat(), {**tags, **marks}, attempt.is_new)
+    return Recording(tracker, history)
 
 
-def adopt(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str]) -> None:
-    """Give a finished run further tags; if another store has it, tell the present one what is known of it."""
+def adopt(out: Path, result: Result, tags: Mapping[str, str]) -> Result:
+    """Give a run that has ended further tags; tell the present store what it lacks of it."""
     same = result.store == store_uri(out)
-    if same and tags.keys() <= result.tags.keys():
-        return
+    if same and tags.keys() <= result.tags.keys() and not result.unsent:
+        return result
     # In its own store it stays a child of the sweep that has computed it; another store does not know that one.
-    tags = {**tags, **result.tags} if same else {**result.tags, **tags}
-    tracker = Tracker(out, attempt_of(result.folder), _run_name(config, tags), config.flat(), tags)
-    if tracker.run_id != result.run_id:
+    try:
+        return tell(out, result, {**tags, **result.tags} if same else {**result.tags, **tags})
+    except UnreachableError:
+        if result.unsent:  # it waits, and that was said
+            return result
+        raise
+
+
+def tell(out: Path, result: Result, tags: Mapping[str, str], place: Place | None = None) -> Result:
+    """Tell a store of a run that has ended; again, if it may know only part of it.
+
+    Args:
+        out: Folder of all runs.
+        result: The run.
+        tags: Of its MLflow run.
+        place: Where to write, if not to the store of the folder.
+
+    Returns:
+        The run with what the store says of it; it is saved.
+    """
+    marks = {"identity": result.identity, FOLDER_TAG: str(result.folder.resolve())}
+    attempt = attempt_of(result.folder, result.identity, lambda: None if place else recall_attempt(out, marks))
+    tracker = Tracker(out, attempt.key, result.name, result.params, {**tags, **marks}, place=place)
+    if tracker.run_id != result.run_id or result.unsent:
         Recording(tracker, result.history)
+        result = replace(result, unsent=True)
+    return _end(tracker, replace(result, run_id=tracker.run_id, tags=dict(tracker.tags), store=tracker.uri))
+
+
+def send_rest(out: Path, result: Result) -> Result:
+    """Tell the store what it lacks of a run that has ended, if it answers now."""
+    try:
+        return tell(out, result, result.tags)
+    except UnreachableError:
+        _warn_of_rest(result)
+        return result
+
+
+def _end(tracker: Tracker, result: Result) -> Result:
+    if result.unsent or not result.reused:
+        tracker.artifacts(artifacts_of(result.folder))
         tracker.tag("status", result.status)
-    tracker.finish("FINISHED" if result.status != "stopped" else "KILLED")
-    write_result(replace(result, run_id=tracker.run_id, tags=tags, store=store_uri(out)))
+    tracker.finish("KILLED" if result.status == "stopped" else "FINISHED")
+    result = replace(result, unsent=not tracker.flush())
+    write_result(result)
+    if result.unsent:
+        _warn_of_rest(result)
+    return result
+
+
+def _warn_of_rest(result: Result) -> None:
+    activity.warn(
+        f"the MLflow server at {result.store} does not answer, and lacks some of this run; all of it is saved in "
+        f"{result.folder}, and the same command sends the rest"
+    )
+
+
+def retag(config: RunConfig, out: Path, result: Result, tags: Mapping[str, str]) -> Result:
+    """Give a finished run the tags that a user asks for, in place of those it has."""
+    merged = {**result.tags, **tags}
+    if merged == result.tags:
+        return result
+    return tell(out, replace(result, name=_run_name(config, merged)), merged)
 
 
 def _run_name(config: RunConfig, tags: Mapping[str, str]) -> str:
-    """What the UI shows; the seed comes early, because long names are cut off."""
-    names = config.names
-    return f"{tags.get('case', names['method'])} seed={config.seed} {names['data']} alpha={config.split.alpha:g}"
+    """What the UI shows: the method and what was chosen for it first, because long names are cut off.
+
+    Every setting that is not at its default is in it, so that runs which differ have names that differ.
+    """
+    names, chosen = config.names, config.varied()
+    shown = {"method", "data", "data.alpha", "data.root", "federation.rounds", "seed"}
+    own = {key: value for key, value in chosen.items() if key.startswith("method.")}
+    usual = {part for part, (_, default, _) in PARTS.items() if names[part] == default}
+    rest = {key: value for key, value in chosen.items() if key not in shown | own.keys() | usual}
+    start = [tags.get("case", names["method"]), *_in_short(own), f"R={config.federation.rounds}", f"seed={config.seed}"]
+    return " ".join([*start, names["data"], f"alpha={config.split.alpha:g}", *_in_short(rest)])[:LONGEST_NAME]
+
+
+def _in_short(settings: Mapping[str, Any]) -> list[str]:
+    """As papers write them.
+
+    >>> _in_short({"training.epochs": 5, "method.strength": 10.0, "model": "cnn", "model.hidden": [8, 8]})
+    ['E=5', 'strength=10', 'model=cnn', 'hidden=[8,8]']
+    """
+    return [
+        f"{SYMBOLS.get(key, key.rpartition('.')[2])}={f'{value:g}' if isinstance(value, float) else value}".replace(
+            ", ", ","
+        )
+        for key, value in settings.items()
+    ]

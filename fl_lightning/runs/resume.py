@@ -10,7 +10,7 @@ from fl_lightning.probes import ridge
 from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.runs.checkpoint import Saved
-from fl_lightning.runs.folder import finished, folder_of
+from fl_lightning.runs.folder import finished, folder_of, latest
 from fl_lightning.runs.identity import identity
 
 
@@ -24,6 +24,9 @@ def saved_rounds(config: RunConfig, out: Path, start: Snapshot, fresh: bool) -> 
         fresh: Whether only this very run counts.
     """
     saved = checkpoint.read(folder_of(config, out), identity(config), start)
+    stopped = latest(config, out)
+    if stopped is not None and len(stopped.history) == config.federation.rounds:
+        return Saved(start, stopped.history)  # after its last round, of which no checkpoint was kept
     return _of_relatives(config, out, start) if saved is None and not fresh else saved
 
 

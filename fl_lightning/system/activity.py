@@ -3,9 +3,12 @@
 Nobody listens by default, and what is said changes no number.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+
+from tqdm import tqdm
 
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
 
@@ -22,6 +25,11 @@ def say(text: str) -> None:
     """
     if (listener := _listener.get()) is not None:
         listener(text)
+
+
+def warn(text: str) -> None:
+    """Tell the user, on the error stream, what must not be missed; a progress bar stays whole."""
+    tqdm.write(f"fl-lightning: {text}", file=sys.stderr)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Files that are there as a whole or not at all."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from fl_lightning.errors import UserError
@@ -18,4 +19,6 @@ def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> No
             os.replace(path, keep)
         os.replace(temporary, path)
     except OSError as error:
+        with suppress(OSError):  # half a file on a full disk is in the way of whoever makes room
+            temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror}; earlier rounds are safe") from error

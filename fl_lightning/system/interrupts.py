@@ -1,17 +1,25 @@
 """Ctrl-C and SIGTERM, heard once and for all.
 
-Python drops a KeyboardInterrupt that arrives inside a garbage-collection callback; Ray replaces the handler of SIGTERM;
-and a batch system or `timeout` that sends SIGTERM means what Ctrl-C means: stop now, and keep what is finished.
+Python drops a KeyboardInterrupt that arrives inside a garbage-collection callback or beside a fork; Ray replaces the
+handler of SIGTERM; and a batch system or `timeout` that sends SIGTERM means what Ctrl-C means: stop now, and keep what
+is finished.
 """
 
+import os
 import signal
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+AGAIN_SECONDS = 0.2
 
 _pending = threading.Event()
 _installed = False
+_insisting = False
 _heard: int = signal.SIGINT
 
 
@@ -22,6 +30,18 @@ def install() -> None:
         _installed = True
         for number in SIGNALS:
             signal.signal(number, _remember)
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """In this block both signals end the program: nothing is computed yet, and modules are half imported.
+
+    An exception would be swallowed by some of them, and told as a page of text by the others.
+    """
+    for number in SIGNALS:
+        signal.signal(number, _end)
+    yield
+    install()
 
 
 def restore() -> None:
@@ -37,13 +57,72 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
+def requested() -> bool:
+    """Whether there was a signal; an error that comes after one is its echo in a library."""
+    return _pending.is_set()
+
+
+@contextmanager
+def insistent() -> Iterator[None]:
+    """Raise an interrupt in this block again and again until it is left: Ray, while it starts, may swallow one."""
+    global _insisting
+    if not _installed:
+        yield
+        return
+    handler, hook = signal.signal(signal.SIGALRM, _raise), sys.unraisablehook
+    _insisting, sys.unraisablehook = True, _without_interrupts
+    try:
+        yield
+    except SystemExit as end:
+        if end.code != signal.SIGTERM:
+            raise
+        _hear(signal.SIGTERM)  # by Ray's handler, which it has put in place of ours
+        raise KeyboardInterrupt from None
+    finally:
+        _insisting, sys.unraisablehook = False, hook
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def leave(code: int) -> None:
+    """End the stopped program here: what libraries would do at its end waits for threads that are gone, or crashes."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or never open
+            stream.flush()
+    os._exit(code)
+
+
 def exit_code() -> int:
     """What the shell expects of a process that was stopped: 130 after Ctrl-C, 143 after SIGTERM."""
     return 128 + _heard
 
 
-def _remember(number: int, frame: FrameType | None) -> None:
+def _hear(number: int) -> None:
     global _heard
     _heard = number
     _pending.set()
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    _hear(number)
+    if _insisting:
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS, AGAIN_SECONDS)
     raise KeyboardInterrupt
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    if _insisting:
+        raise KeyboardInterrupt
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    with suppress(OSError):
+        os.write(2, b"\nfl-lightning: stopped\n")
+    os._exit(128 + number)
+
+
+def _without_interrupts(lost: Any) -> None:
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)

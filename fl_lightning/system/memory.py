@@ -31,7 +31,7 @@ def in_words(number: float) -> str:
 
 def _free_of_machine() -> int | None:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except OSError:
@@ -46,6 +46,8 @@ def _free_of_container() -> int | None:
     """What the control group of this process leaves; containers are limited by it, not by the machine."""
     folder = Path("/sys/fs/cgroup")
     try:
-        return int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text())
+        return int((folder / "memory.max").read_text(encoding="ascii")) - int(
+            (folder / "memory.current").read_text(encoding="ascii")
+        )
     except (OSError, ValueError):  # no such group, or no limit ("max")
         return None

@@ -75,23 +75,25 @@ def odd_store(tmp_path_factory, empty_store):
     return out
 
 
-def sweep_here(name, out, patch):
-    """What `fl-lightning sweep NAME --scale smoke` does, in this process instead of a cluster."""
+def sweep_here(study, out, patch):
+    """What `fl-lightning sweep` does, in this process instead of a cluster; a name stands for a study at smoke."""
     from tune.study_file import load
     from tune.sweep import Options, sweep
 
     without_ray(patch)
-    assert not sweep(load(name, "smoke"), Options(out), lambda _: None).failures
+    outcome = sweep(load(study, "smoke") if isinstance(study, str) else study, Options(out), lambda _: None)
+    assert not outcome.failures
+    return outcome
 
 
 def without_ray(patch):
     """Sweeps compute in this process."""
     from tune.work import one_after_the_other
 
-    def fit(runner, space, order, count, work):
+    def fit(runner, space, instructions, count, work):
         for pack in work:
-            for news in one_after_the_other(pack, order):
-                assert not news.failures
+            for status in one_after_the_other(pack, instructions):
+                assert not status.failures
 
     patch.setattr("tune.sweep._Runner._fit", fit)
     patch.setattr("tune.sweep._ray", lambda: SimpleNamespace(grid_search=list))

@@ -163,3 +163,38 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting():
     numbers = contests.setting_numbers(table)
     assert numbers.nunique() == 2 * 2 * 2
     assert (numbers.value_counts() == 3).all()
+
+
+def test_what_the_study_tunes_is_no_condition_and_its_metric_chooses():
+    table = runs_table(clients=(5, 10), rounds=1)
+    assert contests.conditions(table) == ["data.clients"]
+    table.attrs |= {"tuned": ["data.clients"], "metric": "LA"}
+    assert contests.conditions(table) == []
+    assert contests.tuned(table) == ["data.clients"]
+    table["LA"] = 1 - table["GA"]
+    worst = contests.best_of_grid(table).set_index("case")
+    means = table.groupby(["case", "data.clients"])["GA"].mean()
+    for case in ("FedAvg", "FOLA"):
+        assert worst.loc[case, "mean"] == worst.loc[case, "expected"] == pytest.approx(means[case].min())
+    largest = contests.best_of_grid(table, chosen_by="GA").set_index("case")["mean"].to_dict()
+    assert largest == pytest.approx(means.groupby("case").max().to_dict())
+
+
+def test_fresh_seeds_are_right_on_average_where_the_chosen_ones_are_too_good():
+    """No training: 150 contests of six settings that are all alike, so that whatever leads by chance does."""
+    rng = np.random.default_rng(3)
+    table = runs_table(cases=("FOLA",), alphas=range(1, 151), lrs=(1, 2, 3, 4, 5, 6), seeds=2, rounds=1)
+    table["GA"] = 0.7 + 0.05 * rng.standard_normal(len(table))
+    chosen = contests.best_of_grid(table)
+    fresh = table.loc[table["run_id"].isin([ids[0] for ids in chosen["run_ids"]])]
+    fresh = pd.concat([fresh.assign(seed=seed, run_id=f"{seed}" + fresh["run_id"]) for seed in range(2, 7)])
+    fresh["GA"] = 0.7 + 0.05 * rng.standard_normal(len(fresh))
+    both = pd.concat([table.assign(confirms=False), fresh.assign(confirms=True)], ignore_index=True)
+    best = contests.best_of_grid(both)
+    error = 0.05 / np.sqrt(5 * len(best))
+    assert best["confirmed"].all()
+    assert best["chosen_mean"].equals(chosen["mean"])
+    assert abs(best["mean"].mean() - 0.7) < 3 * error
+    assert best["chosen_mean"].mean() - 0.7 > 10 * error
+    optimism = tables.best_settings(both)["optimism (points)"].mean()
+    assert optimism == pytest.approx(100 * 0.05 / np.sqrt(2) * 1.267, rel=0.15)  # the expected maximum of six normals

@@ -236,7 +236,7 @@ def test_the_correlation_is_that_of_the_points():
     table = runs_table(lrs=(1, 0.1, 0.01), rounds=2)
     labels = [text.get_text() for text in figures.global_against_local(table).legends[0].get_texts()]
     for case, mine in table.groupby("case"):
-        assert f"{case}: {in_words(correlation(mine['LA'], mine['GA']))}" in labels
+        assert f"{case}: {in_words(correlation(mine['LA'], mine['GA'], mine['training.lr']))}" in labels
     slope = np.polyfit(table["LA"], table["GA"], 1)[0]
     line = figures.global_against_local(table).axes[0].lines[-1]
     (x0, x1), (y0, y1) = line.get_xdata(), line.get_ydata()

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, jacrev
 
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola, Report, State
-from fl_lightning.params import flatten
+from fl_lightning.params import flatten, unflatten
 from tests import references
 from tests.cases import ENGINES, equal_bits, final, largest_difference, ragged
 
@@ -283,6 +283,20 @@ def test_traffic_is_model_and_precision_each_way():
     case = ragged()
     record = case.run(Fola(), rounds=1)[0]
     assert record.bytes_down == record.bytes_up == 2 * 4 * case.task().num_params * 4
+
+
+@pytest.mark.parametrize("form", ["diagonal", "full"])
+@pytest.mark.parametrize("mode", ["relative", "absolute"])
+def test_prior_stability_counts_the_damping_of_the_prior(mode, form):
+    """It is the learning rate times the largest eigenvalue of the Hessian of the penalty of the round to come."""
+    method = Fola(strength=0.5, damping=0.3, damping_mode=mode, damping_in_prior=True, curvature_form=form)
+    model = torch.nn.Linear(5, 3).double()
+    before, last = ragged()._replace(model=model).run(method, rounds=2)
+    penalty = method.penalty(method.broadcast(last.before.state, last.cohort))
+    flat = flatten(last.before.state.params)
+    curvature = jacrev(jacrev(lambda v: penalty.value(unflatten(v, last.before.state.params))))(flat)
+    found = method.diagnose(before.before.state, before.cohort, before.reports, before.after.state)
+    assert found["prior_stability"] == pytest.approx(0.1 * float(torch.linalg.eigvalsh(curvature)[-1]), rel=1e-8)
 
 
 def test_diagnostics():

@@ -5,11 +5,11 @@ import pytest
 
 from analysis import drawing
 from fl_lightning.errors import UserError
-from tune.study_file import load
+from tune.study_file import read
 
 
 def test_the_picture_is_computed_and_stored(out):
-    scene, folder = drawing.draw(load("ridge_demo"), out)
+    scene, folder = drawing.draw(read("ridge_demo"), out)
     assert {path.suffix for path in folder.glob("ridge_*")} == {".png", ".svg", ".pdf"}
     rows = {row["point"]: row for row in drawing.rows(scene)}
     average, product = rows["mean of the means (FedAvg)"], rows["mode of the product (FOLA)"]
@@ -35,4 +35,4 @@ def test_what_is_no_posterior_is_refused(changes, message, tmp_path, out):
     kept = [line for line in text.splitlines() if not line.strip().startswith(f"{key}:")]
     (tmp_path / "mine.yaml").write_text("\n".join([*kept, f"  {changes}"]))
     with pytest.raises(UserError, match=message):
-        drawing.draw(load(str(tmp_path / "mine.yaml")), out)
+        drawing.draw(read(str(tmp_path / "mine.yaml")), out)

@@ -90,7 +90,7 @@ def test_a_case_may_vary_what_the_space_varies_for_others():
 
 def test_overrides_reach_every_run():
     pinned = load("mnist_first_round", "smoke", {"training.lr": "0.5", "data.alpha": "3", "method.damping": "0.25"})
-    with pytest.raises(UserError, match=r"case FedAvg: unknown setting 'method.damping'"):
+    with pytest.raises(UserError, match=r"case FedAvg has no setting method\.damping.* put it into the case FOLA"):
         cells(pinned)
     pinned = load("mnist_first_round", "smoke", {"training.lr": "0.5", "data.alpha": "3"})
     made = cells(pinned)
@@ -117,6 +117,26 @@ def test_settings_that_cannot_be_are_refused_with_study_and_case(changes, messag
     assert message in text
 
 
+@pytest.mark.parametrize(
+    ("where", "value", "target"),
+    [
+        ("space", over(method__strength=[1, 2]), "the space of the case FOLA and of offline"),
+        ("environments", over(method__strength=[1, 2]), "the case FOLA and of offline"),
+        ("base", {"method.strength": 1}, "the case FOLA and of offline"),
+    ],
+)
+def test_a_setting_that_only_some_cases_have_belongs_to_them(where, value, target):
+    cases = (
+        Case("FedAvg", {"method": "fedavg"}),
+        Case("FOLA", {"method": "fola"}),
+        Case("offline", {"method": "fola", "method.curvature": "offline"}),
+    )
+    assert refused(cases=cases, **{where: value}) == (
+        f"study mine, case FedAvg has no setting method.strength, which stands in {where} for all cases; put it into "
+        f"{target}"
+    )
+
+
 SIZES = {  # cells and runs at the paper's scale
     "ae_lf": (40, 200),
     "laplace": (7, 21),
@@ -132,7 +152,7 @@ SIZES = {  # cells and runs at the paper's scale
 }
 
 
-@pytest.mark.parametrize("name", study_file.names())
+@pytest.mark.parametrize("name", [name for name in study_file.names() if isinstance(study_file.read(name), Study)])
 @pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
 def test_every_shipped_study_at_every_scale_expands_to_valid_runs(name, scale):
     mine = load(name, scale)

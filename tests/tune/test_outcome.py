@@ -1,5 +1,6 @@
 """What counts as best: means over seeds, ties, divergence, missing runs, thresholds, rules."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from fl_lightning.errors import UserError
 from fl_lightning.record import Measurement
 from fl_lightning.runs.folder import Result, folder_of, write_result
+from fl_lightning.runs.identity import identity
 from fl_lightning.system.atomic import write_atomically
 from tune.grid import cells
 from tune.outcome import CellOutcome, best_of, ended, outcome_of, rows
@@ -47,7 +49,7 @@ def test_the_best_of_every_contest_by_its_mean():
     best = best_of(outcomes(mine, [[result(0.9, a), result(b)] for a, b in pairs]))
     found = [(one.cell.environment["data.alpha"], one.cell.case, one.cell.point["training.lr"]) for one in best]
     assert found == [(0.1, "A", 0.1), (0.1, "B", 0.2), (1, "A", 0.2), (1, "B", 0.1)]  # the earlier one of equals
-    assert best[0].mean == pytest.approx(0.6)
+    assert best[0].tried.mean == pytest.approx(0.6)
 
 
 def test_a_diverged_or_missing_seed_loses_against_everything_complete():
@@ -58,7 +60,6 @@ def test_a_diverged_or_missing_seed_loses_against_everything_complete():
         assert [one.cell.point["training.lr"] for one in best] == [0.2]
     assert best_of(outcomes(mine, [[wild, wild], []])) == []
     (alone,) = best_of(outcomes(mine, [[result(0.9), wild], []]))  # better than nothing
-    assert alone.mean == float("-inf")
     (row,) = rows([alone], mine)
     assert (row["GA (%)"], row["runs"]) == ("90.00", "2, 1 diverged")
 
@@ -122,7 +123,7 @@ def test_when_a_run_has_ended(tmp_path, status, stop, length):
     assert ended(cell.config, tmp_path, stop) is None
     folder = folder_of(cell.config, tmp_path)
     folder.mkdir()
-    write_result(result(0.1, 0.6, 0.7, status=status, folder=folder))
+    write_result(replace(result(0.1, 0.6, 0.7, status=status, folder=folder), identity=identity(cell.config)))
     found = ended(cell.config, tmp_path, stop)
     assert (None if found is None else len(found.history)) == length
     assert len(outcome_of(cell, tmp_path, study(stop=stop)).runs) == (found is not None)

@@ -168,6 +168,12 @@ def test_mistakes_are_one_clear_line(tmp_path, changes, message):
     assert message in refused(tmp_path, **changes)
 
 
+def test_a_misspelt_key_lists_those_there_are(tmp_path):
+    text = refused(tmp_path, enviroments={"data.alpha": [1]})
+    assert "unknown key of study mine 'enviroments': did you mean 'environments'? expected one of about, base," in text
+    assert text.endswith("stop, thresholds")
+
+
 def test_an_empty_space_cannot_be_searched(tmp_path):
     cases = ["fedavg", "fola"]
     search = {"algorithm": "optuna", "samples": 3}
@@ -233,7 +239,7 @@ def test_every_shipped_study_says_what_it_is_about():
     }
     for name in study_file.names():
         assert study_file.describe(name).endswith(".")
-        assert load(name).scale == "small"
+        assert study_file.read(name).scale == "small"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def by_class_balanced(supply: Array, clients: int, alpha: float, rng: np.random.
 
 
 def by_client(supply: Array, sizes: Array, alpha: float, rng: np.random.Generator) -> Array:
-    """Per client n over classes: q_n ~ Dir(alpha), with given sizes, as far as the supply of each class allows.
+    """Per client n over classes: q_n ~ Dir(alpha, ..., alpha), with given sizes, as far as each class lasts.
 
     All clients ask at once for q_n of their size. A class that is asked for more than it has is shared out in
     proportion to the requests and is then used up; the clients ask again for what they lack, with q_n restricted to
@@ -40,6 +40,8 @@ def by_client(supply: Array, sizes: Array, alpha: float, rng: np.random.Generato
     of the clients plays no part, and every sample is assigned.
 
     Hsu et al. (2019), Measuring the effects of non-identical data distribution for federated visual classification.
+    Their concentration is that of the whole, Dir(alpha p) with p uniform over K classes: it is K times the alpha here,
+    which is that of each class, as in the code of FedDyn (Acar et al. 2021).
     """
     wishes = log_dirichlet(alpha, (len(sizes), len(supply)), rng)
     lacking = sizes

@@ -34,7 +34,7 @@ def each_owner(owners: Array, clients: int) -> list[Array]:
         others = f" and {len(missing) - 1} more have" if len(missing) > 1 else " has"
         raise UserError(
             f"each owner must have a sample to be a client, but owner {missing[0]}{others} none left; "
-            "raise data.subset, lower data.holdout, or use data.partition natural_groups"
+            "raise data.subset, lower data.holdout and data.validation, or use data.partition natural_groups"
         )
     return cut(np.argsort(owners, kind="stable"), sizes)
 

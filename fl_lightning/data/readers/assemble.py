@@ -69,10 +69,11 @@ def dataset(arrays: Mapping[str, Array], augment: str = "none") -> Dataset:
     tensors = {name: torch.from_numpy(arrays[name]) for name in TRAIN + TEST + ("owners",) if name in arrays}
     num_classes = 1 + max(int(arrays[name].max(initial=0)) for name in ("train_y", "test_y"))
     present = np.unique(arrays["train_y"])
-    missing = np.setdiff1d(np.arange(num_classes), present)
     if num_classes - len(present) > 0 and present.min(initial=0) >= 0:
+        gaps = np.flatnonzero(present != np.arange(len(present)))  # not arange(num_classes): a label may be 2^40
+        missing = gaps[0] if len(gaps) else len(present)
         raise UserError(
-            f"every class from 0 to {num_classes - 1} must have training samples, but class {missing[0]} has none; "
+            f"every class from 0 to {num_classes - 1} must have training samples, but class {missing} has none; "
             "number the labels from 0 without gaps"
         )
     require(num_classes > 1, "expected labels of at least two classes, got 0 alone")

@@ -17,7 +17,8 @@ import torch
 
 from fl_lightning.data.augment import Name as Augmentation
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.readers import plain_pickle
+from fl_lightning.data.readers import fingerprint, plain_pickle
+from fl_lightning.data.readers.bounds import Bounded
 from fl_lightning.data.readers.download import DownloadError, damaged, download, unusable, write_whole
 from fl_lightning.data.readers.mapped import Array, mapped
 from fl_lightning.data.readers.places import data_root
@@ -27,6 +28,8 @@ Name: TypeAlias = Literal["CIFAR10", "CIFAR100"]
 
 VERSION = 1
 SHAPE = (3, 32, 32)
+MOST_BYTES = 800_000_000  # four times all of the official files together
+TOO_LARGE = f"it holds more than {MOST_BYTES // 1_000_000} MB"
 # The paper's: pixels from -1 to 1.
 MEAN = STD = (0.5,)
 
@@ -62,9 +65,29 @@ def load(name: Name, root: str | None, augmentation: Augmentation) -> Dataset:
     )
 
 
+def content(name: Name, root: str | None) -> str | None:
+    """A hash of the files if they are not the official ones, which are also what a download would bring."""
+    from torchvision import datasets
+
+    source: Any = getattr(datasets, name)
+    folder = data_root(root)
+    choices = (
+        (_batches(source, folder), dict(source.train_list + source.test_list)),
+        ({source.filename: folder / source.filename}, {source.filename: source.tgz_md5}),
+    )
+    for files, official in choices:
+        if all(file.is_file() for file in files.values()):
+            return fingerprint.unless_official(files, official, root)
+    return None
+
+
+def _batches(source: Any, folder: Path) -> dict[str, Path]:
+    return {file: folder / source.base_folder / file for file, _ in source.train_list + source.test_list}
+
+
 def _files(source: Any, name: Name, folder: Path) -> dict[str, Path]:
     """The batches, or the archive that holds them."""
-    batches = {file: folder / source.base_folder / file for file, _ in source.train_list + source.test_list}
+    batches = _batches(source, folder)
     archive = folder / source.filename
     try:
         missing = [file for file, path in batches.items() if not path.is_file()]
@@ -110,15 +133,22 @@ def _contents(source: Any, wanted: Mapping[str, str], files: Mapping[str, Path])
     try:
         if archive is None:
             for name, path in files.items():
+                require(path.stat().st_size <= MOST_BYTES, damaged(path, TOO_LARGE))
                 yield name, path, path.read_bytes()
             return
-        with tarfile.open(archive, "r:gz") as members:
-            missing = set(wanted)
+        missing = set(wanted)
+        with (
+            gzip.open(archive) as unpacked,
+            Bounded(unpacked, MOST_BYTES, damaged(archive, TOO_LARGE)) as content,
+            tarfile.open(fileobj=content, mode="r:") as members,
+        ):
             for member in members:
                 folder, _, name = member.name.removeprefix("./").rpartition("/")
-                if folder == source.base_folder and name in missing and (opened := members.extractfile(member)):
+                if folder == source.base_folder and name in missing:
+                    require(member.isreg(), damaged(archive, f"{name} is a link or a device, not a file"))
                     missing.remove(name)
-                    yield name, archive, opened.read()
+                    opened = members.extractfile(member)
+                    yield name, archive, opened.read() if opened else b""
         require(not missing, damaged(archive, f"{', '.join(sorted(missing))} not in it"))
     except (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError):
         raise UserError(damaged(archive or Path(), "not a whole .tar.gz file")) from None

@@ -1,15 +1,20 @@
 """A name for what files hold, wherever they lie: the same content has the same name, a changed file another one."""
 
+import gzip
 import hashlib
 import json
 import time
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from fl_lightning.data.readers.download import write_whole
 from fl_lightning.data.readers.places import prepared_folders
 from fl_lightning.errors import UserError
+
+Kind: TypeAlias = Literal["sha256", "md5", "unpacked md5"]
 
 # Smaller data are read again each time: that takes less than it takes to explain a cache.
 SMALL = 1_000_000
@@ -20,7 +25,7 @@ SETTLED_SECONDS = 2.0
 _known: dict[str, str] = {}
 
 
-def of_files(files: Mapping[str, Path], root: str | None = None) -> str:
+def of_files(files: Mapping[str, Path], root: str | None = None, kind: Kind = "sha256") -> str:
     """A hash of the files' content and of the names that the mapping gives them.
 
     Reading gigabytes for every run of a sweep would cost minutes, so the hash of large files is remembered, in this
@@ -29,18 +34,21 @@ def of_files(files: Mapping[str, Path], root: str | None = None) -> str:
     Args:
         files: By name; what the name should not depend on (the folder) is left out of it.
         root: Setting of the source, see `data_root`.
+        kind: The hash of each file; "unpacked md5" is that of what a .gz file holds.
     """
     try:
         looks = {name: (file.resolve(), file.stat()) for name, file in sorted(files.items())}
         listing = [
             (name, str(path), look.st_size, look.st_mtime_ns, look.st_ctime_ns) for name, (path, look) in looks.items()
         ]
-        key = hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:32]
+        key = hashlib.sha256(json.dumps([kind, listing]).encode()).hexdigest()[:32]
         if key in _known:
             return _known[key]
         large = sum(look.st_size for _, look in looks.values()) >= SMALL
         notes = [folder / "fingerprints" / key for folder in prepared_folders(root)] if large else []
-        found = _noted(notes) or _of_content({name: path for name, (path, _) in looks.items()})
+        found = _noted(notes) or _of_digests({name: _digest(file, kind) for name, file in files.items()})
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{', '.join(map(str, files.values()))}: no whole gzip file ({error}); replace it") from None
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}; make it readable or name another") from None
     if time.time() - max(max(look.st_mtime, look.st_ctime) for _, look in looks.values()) > SETTLED_SECONDS:
@@ -49,11 +57,34 @@ def of_files(files: Mapping[str, Path], root: str | None = None) -> str:
     return found
 
 
-def _of_content(files: Mapping[str, Path]) -> str:
+def unless_official(
+    files: Mapping[str, Path], official: Mapping[str, str], root: str | None, kind: Kind = "md5"
+) -> str | None:
+    """A name for files that anybody can have replaced; None for the official ones, wherever they lie.
+
+    Args:
+        files: By name, those that are there; the others will be downloaded.
+        official: The MD5 sums of the official files.
+        root: Setting of the source, see `data_root`.
+        kind: Of the sums.
+    """
+    expected = {name: _of_digests({name: digest}) for name, digest in official.items()}
+    found = {name: of_files({name: file}, root, kind) for name, file in files.items()}
+    return None if expected == expected | found else _of_digests(expected | found)
+
+
+def _digest(file: Path, kind: Kind) -> str:
+    packed = kind == "unpacked md5" and file.suffix == ".gz"
+    with gzip.open(file, "rb") if packed else open(file, "rb") as opened:
+        digest = hashlib.new(kind.removeprefix("unpacked "), usedforsecurity=False)
+        while block := opened.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
+
+
+def _of_digests(digests: Mapping[str, str]) -> str:
     whole = hashlib.sha256()
-    for name, file in files.items():
-        with open(file, "rb") as opened:
-            content = hashlib.file_digest(opened, "sha256").hexdigest()
+    for name, content in sorted(digests.items()):
         whole.update(f"{len(name.encode())} {name} {content}\n".encode())
     return whole.hexdigest()[:32]
 
@@ -61,7 +92,7 @@ def _of_content(files: Mapping[str, Path]) -> str:
 def _noted(notes: list[Path]) -> str | None:
     for note in notes:
         with suppress(OSError, UnicodeDecodeError):
-            text = note.read_text()
+            text = note.read_text(encoding="ascii")
             if len(text) == 32:
                 return text
     return None

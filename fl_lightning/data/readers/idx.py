@@ -5,6 +5,7 @@ one machine share one copy.
 """
 
 import gzip
+import io
 import zlib
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.readers import fingerprint
+from fl_lightning.data.readers.bounds import Bounded
 from fl_lightning.data.readers.download import DownloadError, damaged, download, unusable, write_whole
 from fl_lightning.data.readers.mapped import Array
 from fl_lightning.data.readers.places import data_root
@@ -21,7 +24,25 @@ from fl_lightning.errors import UserError, require
 
 Name: TypeAlias = Literal["MNIST", "FashionMNIST"]
 
+# MD5 sums of the official files, unpacked; torchvision knows those of the archives.
+OFFICIAL: dict[Name, dict[str, str]] = {
+    "MNIST": {
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    },
+    "FashionMNIST": {
+        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+    },
+}
+
 UNSIGNED_BYTE = 8  # the third byte of the header; the fourth is the number of dimensions, their sizes follow
+MOST_BYTES = 200_000_000  # four times the largest of the official files
+TOO_LARGE = f"it holds more than {MOST_BYTES // 1_000_000} MB"
 
 
 def load(name: Name, root: str | None, mean: float, std: float) -> Dataset:
@@ -31,6 +52,15 @@ def load(name: Name, root: str | None, mean: float, std: float) -> Dataset:
     train_x, train_y = _read_half(folder, "train")
     test_x, test_y = _read_half(folder, "t10k")
     return Dataset(train_x, train_y, test_x, test_y, num_classes=10, mean=(mean,), std=(std,))
+
+
+def content(name: Name, root: str | None) -> str | None:
+    """A hash of the files that are there, packed or not, if they are not the official ones, which a download brings."""
+    folder = data_root(root) / name / "raw"
+    places = {file: (folder / file, folder / f"{file}.gz") for file in OFFICIAL[name]}
+    found = {file: next((path for path in paths if path.is_file()), None) for file, paths in places.items()}
+    files = {file: path for file, path in found.items() if path is not None}
+    return fingerprint.unless_official(files, OFFICIAL[name], root, "unpacked md5")
 
 
 def _read_half(folder: Path, prefix: str) -> tuple[Tensor, Tensor]:
@@ -67,8 +97,10 @@ def _complete(name: Name, folder: Path) -> None:
         missing = [file for file in checksums if not (folder / file).is_file()]
         for file in missing:
             archive = folder / f"{file}.gz"
-            packed = archive.read_bytes() if archive.is_file() else None
-            if packed is None:
+            if archive.is_file():
+                require(archive.stat().st_size <= MOST_BYTES, damaged(archive, TOO_LARGE))
+                packed = archive.read_bytes()
+            else:
                 packed = download([f"{mirror}{file}.gz" for mirror in source.mirrors], checksums[file])
             write_whole(folder / file, _unpacked(archive, packed))
     except DownloadError as error:
@@ -83,6 +115,7 @@ def _complete(name: Name, folder: Path) -> None:
 
 def _unpacked(archive: Path, packed: bytes) -> bytes:
     try:
-        return gzip.decompress(packed)
+        with gzip.open(io.BytesIO(packed)) as content:
+            return Bounded(content, MOST_BYTES, damaged(archive, TOO_LARGE)).read()
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise UserError(damaged(archive, "not a whole gzip file")) from None

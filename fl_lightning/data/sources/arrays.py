@@ -1,14 +1,17 @@
 """Your own arrays in one .npz file."""
 
+import math
 import zipfile
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from fl_lightning.data.augment import Name
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.readers import assemble, fingerprint
+from fl_lightning.data.readers.bounds import require_memory
 from fl_lightning.data.readers.mapped import Array, mapped
 from fl_lightning.errors import UserError, require
 
@@ -49,6 +52,7 @@ class Arrays(Source):
         file = assemble.given_path(self.path, "my.npz")
         try:
             require(zipfile.is_zipfile(file), "expected an .npz file with arrays; write it with np.savez")
+            require_memory("it", _unpacked_bytes(file))
             with np.load(file, allow_pickle=False) as content:
                 arrays = {name: content[name] for name in content.files}
         except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
@@ -57,3 +61,23 @@ class Arrays(Source):
                 reason = "an array of Python objects, which could hide code"
             raise UserError(f"not an .npz file of plain arrays ({reason}); write it again with np.savez") from None
         return assemble.complete(arrays, self.test_share)
+
+
+def _unpacked_bytes(file: Path) -> int:
+    """What the arrays take, as their headers say; refused where the file does not hold as much."""
+    total = 0
+    with zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            with archive.open(entry) as opened:
+                version = np.lib.format.read_magic(opened)
+                read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                require(version in read, f"{entry.filename} is of an unknown version; write it again with np.savez")
+                shape, _, kind = read[version](opened)
+                size = math.prod(shape) * kind.itemsize
+                require(
+                    kind.hasobject or opened.tell() + size == entry.file_size,
+                    f"{entry.filename} says that it holds an array of shape {shape}, which the file does not; "
+                    "write it again with np.savez",
+                )
+            total += size
+    return total

@@ -24,3 +24,6 @@ class Cifar10(Source):
 
     def load(self) -> Dataset:
         return cifar.load("CIFAR10", self.root, self.augment)
+
+    def fingerprint(self) -> str | None:
+        return cifar.content("CIFAR10", self.root)

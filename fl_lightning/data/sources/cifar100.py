@@ -24,3 +24,6 @@ class Cifar100(Source):
 
     def load(self) -> Dataset:
         return cifar.load("CIFAR100", self.root, self.augment)
+
+    def fingerprint(self) -> str | None:
+        return cifar.content("CIFAR100", self.root)

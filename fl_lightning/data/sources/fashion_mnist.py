@@ -19,3 +19,6 @@ class FashionMnist(Source):
 
     def load(self) -> Dataset:
         return idx.load("FashionMNIST", self.root, mean=0.2860, std=0.3530)
+
+    def fingerprint(self) -> str | None:
+        return idx.content("FashionMNIST", self.root)

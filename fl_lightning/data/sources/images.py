@@ -10,6 +10,7 @@ import numpy as np
 from fl_lightning.data.augment import Name
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.readers import assemble, fingerprint
+from fl_lightning.data.readers.bounds import require_memory
 from fl_lightning.data.readers.mapped import Array, mapped
 from fl_lightning.errors import UserError, require
 
@@ -127,6 +128,7 @@ def _decode(files: Sequence[Path], size: int | None) -> Array:
                 "must have one size: scale them by --data.size, for example --data.size 32",
             )
     height, width = (size, size) if size is not None else shape
+    require_memory(f"{len(files)} images of {width}x{height} pixels", len(files) * (1 if grey else 3) * height * width)
     pixels = np.empty((len(files), 1 if grey else 3, height, width), np.uint8)
     for place, file in zip(pixels, files, strict=True):
         with opened(file) as image:

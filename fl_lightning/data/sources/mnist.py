@@ -19,3 +19,6 @@ class Mnist(Source):
 
     def load(self) -> Dataset:
         return idx.load("MNIST", self.root, mean=0.1307, std=0.3081)
+
+    def fingerprint(self) -> str | None:
+        return idx.content("MNIST", self.root)

@@ -1,5 +1,6 @@
 """Your own table: one row per sample, a column with the label, perhaps one with the client."""
 
+import gzip
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.readers import assemble, fingerprint
+from fl_lightning.data.readers.bounds import Bounded, half_of_memory, require_memory
 from fl_lightning.data.readers.mapped import Array, mapped
 from fl_lightning.errors import UserError, require
 
@@ -109,6 +111,7 @@ class Table(Source):
 def _frame(file: Path) -> "pd.DataFrame":
     """The file as a table."""
     import pandas as pd
+    from pyarrow import parquet
 
     ending = "".join(file.suffixes[-2:]).lower() if file.suffix == ".gz" else file.suffix.lower()
     require(
@@ -117,9 +120,15 @@ def _frame(file: Path) -> "pd.DataFrame":
     )
     try:
         if ending in SEPARATORS:
-            table = pd.read_csv(file, sep=SEPARATORS[ending], low_memory=False)
+            limit, refusal = half_of_memory(), "it unpacks to more text than the free memory holds; use Parquet"
+            with (gzip.open if ending.endswith(".gz") else open)(file, "rb") as raw:
+                table = pd.read_csv(Bounded(raw, limit, refusal), sep=SEPARATORS[ending], low_memory=False)
         else:
+            look = parquet.read_metadata(file)
+            require_memory(f"{look.num_rows:,} rows of {look.num_columns}", 8 * look.num_rows * look.num_columns)
             table = pd.read_parquet(file)
+    except UserError:
+        raise
     # pandas and Arrow have some dozen exceptions for files that are not what their name says.
     except Exception as error:
         raise UserError(f"not a readable {ending} table ({' '.join(str(error).split())[:200]})") from None

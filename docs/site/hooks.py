@@ -1,0 +1,102 @@
+"""What mkdocs cannot know by itself: which pages there are, and how the links of the repository lead to them.
+
+Guides, pages of the repository's root and modules appear by existing. Links are written as they work in the
+repository; here they are turned to where the same thing lies in the site.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+from typing import Any
+
+from formulas import Formulas
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from plain_text import PlainText
+
+PACKAGES = ("fl_lightning", "tune", "analysis")
+# Pages that lie outside of docs/, and their names in the site.
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "LICENSE": "LICENSE",
+    "CITATION.cff": "CITATION.cff",
+}
+# Guides in the order in which one wants to read them; others follow.
+GUIDES = ("methods", "data", "sweeps", "cluster", "analysis", "extending", "laplace")
+RESULTS = ("results", "baselines")
+PROJECT = ("contributing", "changelog", "benchmarks")
+LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)([^)]*\))")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Formulas and doctests are understood on all pages, docstrings included."""
+    config.markdown_extensions += [Formulas(), PlainText()]  # type: ignore[list-item]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages from outside of docs/ and one page for each module, and lay out the navigation."""
+    root = Path(config.config_file_path).parent
+    for source, target in OUTSIDE.items():
+        files.append(File.generated(config, target, abs_src_path=str(root / source)))
+    modules = {name: page for package in PACKAGES for name, page in modules_of(root, package)}
+    for name, page in modules.items():
+        files.append(File.generated(config, page, content=f"# {name}\n\n::: {name}\n"))
+    ordered = (*GUIDES, *RESULTS, *PROJECT, "index")
+    others = [Path(file.src_uri).stem for file in files.documentation_pages() if "/" not in file.src_uri]
+    guides = [*GUIDES, *sorted(set(others) - set(ordered))]
+    config.nav = [
+        {"Home": "index.md"},
+        {"Guides": [f"{name}.md" for name in guides]},
+        {"Results": [f"{name}.md" for name in RESULTS]},
+        {"Reference": _tree(modules)},
+        {"Project": [f"{name}.md" for name in PROJECT]},
+    ]
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links as they work in the repository become links of the site."""
+    places = {target: source for source, target in OUTSIDE.items()}
+    source = places.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def turned(link: re.Match[str]) -> str:
+        before, target, after = link.groups()
+        if "://" in target:
+            return link.group()
+        wanted = normpath(str(PurePosixPath(source).parent / target))
+        there = OUTSIDE.get(wanted, wanted.removeprefix("docs/"))
+        return f"{before}{relpath(there, PurePosixPath(page.file.src_uri).parent)}{after}"
+
+    return LINK.sub(turned, markdown)
+
+
+def modules_of(root: Path, package: str) -> Iterator[tuple[str, str]]:
+    """The modules of a package that have something to say, with their pages: `a.b` and `reference/a/b.md`."""
+    for path in sorted((root / package).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if not path.read_text().strip() or parts[-1] == "__main__":
+            continue
+        if parts[-1] == "__init__":
+            yield ".".join(parts[:-1]), "/".join(("reference", *parts[:-1], "index.md"))
+        else:
+            yield ".".join(parts), "/".join(("reference", *parts)) + ".md"
+
+
+def _tree(modules: dict[str, str], prefix: str = "") -> list[Any]:
+    """The navigation of the modules below a package: subpackages as sections, modules by their last name."""
+    found: list[Any] = [modules[prefix]] if prefix in modules else []
+    start = f"{prefix}." if prefix else ""
+    below = sorted({name[len(start) :].partition(".")[0] for name in modules if name.startswith(start)} - {""})
+    for part in below:
+        name = start + part
+        if any(other.startswith(f"{name}.") for other in modules):
+            found.append({part: _tree(modules, name)})
+        else:
+            found.append({part: modules[name]})
+    return found

@@ -1,0 +1,98 @@
+"""What a model asks of its batches: whether their samples depend on each other, and how many it needs at least.
+
+Both are tried out on a few samples rather than declared, so that they hold for any module a user brings.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fl_lightning import streams
+from fl_lightning.data.plan import ClientData
+from fl_lightning.errors import require
+from fl_lightning.params import zip_map
+from fl_lightning.task import Task, Weights
+from fl_lightning.training import Training
+
+# Samples on which a model is tried out.
+EXAMPLES = 8
+
+
+def couples_samples(task: Task, data: ClientData) -> bool:
+    """Whether in training the output for a sample depends on the others of its batch, as BatchNorm makes it.
+
+    Seen from the output for the first sample, once among the others and once among copies of itself: batches of the
+    same shape, so that dropout draws the same masks for both.
+
+    Args:
+        task: Model and likelihood.
+        data: Whose training set the samples are taken from.
+    """
+    if task.has_batch_norm:
+        return True
+    x = _examples(data)
+    copies = x[torch.zeros(len(x), dtype=torch.long, device=x.device)]
+    return not torch.allclose(_in_training(task, x)[0], _in_training(task, copies)[0], equal_nan=True)
+
+
+def smallest_batch(task: Task, data: ClientData) -> int:
+    """The fewest samples that the model can be trained on at once: 2 where BatchNorm would see one value per unit.
+
+    BatchNorm over images has many values in each of them, and takes single ones.
+
+    Args:
+        task: Model and likelihood.
+        data: Whose training set a sample is taken from.
+    """
+    if not task.has_batch_norm:
+        return 1
+    try:
+        _in_training(task, _examples(data)[:1])
+    except ValueError:  # "Expected more than 1 value per channel when training"
+        return 2
+    return 1
+
+
+def check_batches(training: Training, sizes: Sequence[int], smallest: int) -> None:
+    """Refuse settings and clients that leave a model too few samples for a step.
+
+    Args:
+        training: The optimiser settings.
+        sizes: Numbers of samples that the clients train on.
+        smallest: The fewest samples that the model can be trained on at once.
+    """
+    require(
+        training.batch_size is None or training.batch_size >= smallest,
+        f"training.batch_size must be at least {smallest} for this model, whose BatchNorm has no variance in a batch "
+        f"of one, got {training.batch_size}; raise it, or use a model with GroupNorm or LayerNorm",
+    )
+    lonely = [client for client, size in enumerate(sizes) if 0 < size < smallest]
+    require(
+        not lonely,
+        f"this model needs clients with at least {smallest} samples, because its BatchNorm has no variance in a batch "
+        f"of one, but {_clients(lonely)} a single one; set --data.min_samples {smallest}, use another data.partition, "
+        "or a model with GroupNorm or LayerNorm",
+    )
+
+
+def _clients(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:5])) + (" and others" if len(numbers) > 5 else "")
+    return f"client {shown} has" if len(numbers) == 1 else f"clients {shown} have"
+
+
+def _examples(data: ClientData) -> Tensor:
+    """The first inputs of the training set, whoever they belong to."""
+    number = min(EXAMPLES, len(data.dataset.train_y))
+    return data.fetch(torch.arange(number, device=data.indices.device))[0]
+
+
+def _in_training(task: Task, x: Tensor) -> Tensor:
+    """The outputs in training mode, leaving no trace: neither in BatchNorm's statistics nor in the random stream."""
+    was_training = task.model.training
+    task.model.train()
+    try:
+        with torch.no_grad(), streams.undisturbed():
+            return task.logits(Weights(task.initial.params, zip_map(torch.clone, task.initial.buffers)), x.clone())
+    finally:
+        task.model.train(was_training)

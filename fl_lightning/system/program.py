@@ -1,0 +1,73 @@
+"""What a program needs of its surroundings: streams that are there and harm nobody, and memory."""
+
+import errno
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+MEMORY_WORDS = (
+    "cannot allocate memory",
+    "can't allocate memory",
+    "out of memory",
+    "can't start new thread",
+    "failed to map segment",
+)
+
+
+def mend_streams() -> None:
+    """Give the program the streams that its caller has closed, and let none of them stop it.
+
+    A closed descriptor would be given to the next file that is opened, a database for instance, and what a library
+    tells the user would be written into it. A progress line that nobody reads is no reason to stop, and a letter that
+    the terminal does not have is shown as a question mark.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream: TextIO | None = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - to the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if isinstance(sys.stderr, io.TextIOWrapper) and not isinstance(sys.stderr, _Forgiving):
+        letters = sys.stderr.encoding
+        sys.stderr = _Forgiving(sys.stderr.detach(), encoding=letters, errors="replace", line_buffering=True)
+
+
+def in_words(error: Exception) -> str | None:
+    """A lack of memory or disk in one line; None for every other error."""
+    if _is_lack_of_memory(error):
+        return (
+            "this process cannot have as much memory as it needs; give it more (ulimit -v, the job's limit), or choose "
+            "a smaller model, batch or engine.chunk; finished rounds are saved"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.strerror} ({error.filename or 'where the output goes'}); make room; finished rounds are saved"
+    return None
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory has run out, in whatever words of whatever library."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return isinstance(error, OSError | RuntimeError | ImportError) and any(
+        words in str(error).lower() for words in MEMORY_WORDS
+    )
+
+
+class _Forgiving(io.TextIOWrapper):
+    """Takes what it is told, and forgets it where nobody listens any more."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()

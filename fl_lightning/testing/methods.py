@@ -1,0 +1,263 @@
+"""What every method must do: `fl_lightning.testing.check_method` and its single checks."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any, Literal, get_args, get_origin
+
+import torch
+from torch.func import grad
+from torch.utils import _pytree as pytree
+
+from fl_lightning import discovery
+from fl_lightning.config import configure, fields_of
+from fl_lightning.engines.engine import Engine
+from fl_lightning.engines.functional import Functional
+from fl_lightning.engines.lightning import Lightning
+from fl_lightning.errors import UserError
+from fl_lightning.method import Method
+from fl_lightning.params import Params, flatten
+from fl_lightning.penalty import Penalty, prior_loss
+from fl_lightning.testing.cases import equal_bits, final, largest_difference, ragged
+from fl_lightning.testing.checks import Broken, Check, expect, insist
+from fl_lightning.testing.purity import copied, same, watched
+from fl_lightning.testing.settings import explained
+
+ENGINES: Mapping[str, Engine] = {
+    "chunks of 3": Functional(chunk=3),
+    "one chunk": Functional(chunk=8),
+    "lightning": Lightning(),
+}
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "momentum and decay": {"momentum": 0.9, "weight_decay": 1e-3, "lr_decay": 0.9},
+    "clipping": {"clip_norm": 0.5},
+    "partial cohorts": {"fraction": 0.5},
+    "stragglers": {"straggler_fraction": 0.5, "epochs": 4},
+    "full batches": {"batch_size": None},
+}
+# Largest difference of float64 numbers that were computed in another order.
+ROUNDING = 1e-12
+
+
+def check_method(method: Method, at_rest: Method | None = None) -> None:
+    """Raise `Broken` unless a method keeps everything that engines, checkpoints and comparisons rely on.
+
+    Args:
+        method: An instance of the method.
+        at_rest: The method with its server's own learning switched off, if its server learns by itself: with a learning
+            rate of 0 a model must stay where it is.
+    """
+    insist(method_checks(method, at_rest))
+
+
+def method_checks(method: Method, at_rest: Method | None = None) -> list[Check]:
+    """The single checks of `check_method`, for `pytest.mark.parametrize`."""
+    checks = [
+        Check(f"engines agree: {engine}, {setting}", partial(engines_agree, method, engine, setting))
+        for engine in ENGINES
+        for setting in SETTINGS
+    ]
+    checks += [
+        Check(f"engines agree: {engine}, {label}", partial(engines_agree_on_choice, method, engine, choice))
+        for label, choice in choices_of(type(method)).items()
+        for engine in ENGINES
+    ]
+    plain = [
+        a_small_problem_is_accepted,
+        hooks_change_no_inputs,
+        a_run_leaves_no_trace,
+        going_on_after_any_round_changes_nothing,
+        results_do_not_depend_on_other_runs,
+        clients_do_not_depend_on_each_other,
+        penalties_are_differentiated_correctly,
+        settings_are_explained,
+        states_keep_their_structure,
+        traffic_is_counted,
+    ]
+    checks += [Check(function.__name__.replace("_", " "), partial(function, method)) for function in plain]
+    return [*checks, Check("learning rate 0 leaves the model", partial(rests_at_rate_zero, at_rest or method))]
+
+
+def choices_of(cls: type[Method]) -> dict[str, dict[str, Any]]:
+    """Each choice that differs from the default, of every Literal and bool field: by `field=value`, as a setting."""
+    found: dict[str, dict[str, Any]] = {}
+    for field, item in fields_of(cls).items():
+        choices: Sequence[Any] = (True, False) if item.type is bool else ()
+        if get_origin(item.type) is Literal:
+            choices = get_args(item.type)
+        others = [choice for choice in choices if choice != item.default]
+        found |= {f"{field}={json.dumps(choice).strip(chr(34))}": {field: choice} for choice in others}
+    return found
+
+
+def engines_agree(method: Method, engine: str, setting: str) -> None:
+    """A round gives the same numbers up to rounding, whoever carries out the training."""
+    case = ragged()
+    loop = case.run(method, **SETTINGS[setting])
+    other = case.run(method, ENGINES[engine], **SETTINGS[setting])
+    for mine, theirs in zip(loop, other, strict=True):
+        pairs = [(mine.after.state.params, theirs.after.state.params)]
+        for a, b in zip(mine.clients, theirs.clients, strict=True):
+            pairs.append((a.local.params, b.local.params))
+            expect(
+                math.isclose(a.train_loss, b.train_loss, rel_tol=0, abs_tol=ROUNDING)
+                and math.isclose(a.prior_loss, b.prior_loss, rel_tol=1e-9, abs_tol=ROUNDING),
+                f"round {mine.round}: losses of client {a.local.client} are {(a.train_loss, a.prior_loss)} in the "
+                f"plain loop and {(b.train_loss, b.prior_loss)} on the engine {engine!r}",
+            )
+        _close(pairs, f"round {mine.round}: models of the plain loop and of the engine {engine!r}", ROUNDING)
+
+
+def engines_agree_on_choice(method: Method, engine: str, choice: Mapping[str, Any]) -> None:
+    """The same for another value of a Literal or bool setting, with partial cohorts."""
+    case, changed = ragged(), dataclasses.replace(method, **choice)
+    loop = final(case.run(changed, fraction=0.5))
+    other = final(case.run(changed, ENGINES[engine], fraction=0.5))
+    size = float(flatten(loop).abs().max())  # a strength may be too large for a choice: both must explode alike
+    _close([(loop, other)], f"models of the plain loop and of the engine {engine!r}", ROUNDING * max(1.0, size))
+
+
+def a_small_problem_is_accepted(method: Method) -> None:
+    """A method that refuses every problem would otherwise pass, since a refusal breaks no promise."""
+    try:
+        ragged().run(method, rounds=1)
+    except UserError as refusal:
+        raise Broken(f"nothing can be checked, because the method refuses a small network: {refusal}") from refusal
+
+
+def hooks_change_no_inputs(method: Method) -> None:
+    """No hook writes to what it is given, nor to the method itself."""
+    kept, twin = deepcopy(method), watched(method)
+    for record in ragged().run(twin):
+        before, after = record.before.state, record.after.state
+        twin.diagnose(before, record.cohort, record.reports, after)
+        twin.posteriors(record.cohort, record.reports)
+    expect(method == kept, f"{type(method).__name__} changes its own fields; keep what changes in the state")
+
+
+def a_run_leaves_no_trace(method: Method) -> None:
+    """Task and data are after a run what they were before it, and a second run on them has the same numbers."""
+    case = ragged()
+    task, data = case.task(), [case.dataset.train_x, case.dataset.train_y, case.clients, case.holdout]
+    kept = copied((task.initial, data))
+    first = copied(final(case.go_on(method, task=task)))
+    expect(same((task.initial, data), kept), "a run changes the task's initial weights or the data")
+    expect(equal_bits(final(case.go_on(method, task=task)), first), "a second run on the same task has other numbers")
+
+
+def going_on_after_any_round_changes_nothing(method: Method) -> None:
+    """The state is all that a method remembers, so that a run can be resumed to the bit."""
+    case = ragged().changed(fraction=0.5)
+    records = case.go_on(method)
+    for done in records[:-1]:
+        rest = case.go_on(method, resume=done.after)
+        expect(equal_bits(final(rest), final(records)), f"a run that goes on after round {done.round} ends elsewhere")
+
+
+def results_do_not_depend_on_other_runs(method: Method) -> None:
+    """Neither on what else ran in the process, nor on torch's global stream of random numbers."""
+    case = ragged()
+    alone = final(case.run(method))
+    torch.rand(7)
+    for other in discovery.discover("methods").values():
+        try:
+            case.run(other(), rounds=1)
+        except UserError:
+            continue
+    expect(
+        equal_bits(final(case.run(method)), alone),
+        "another run in between changes the result; draw random numbers through fl_lightning.streams",
+    )
+
+
+def clients_do_not_depend_on_each_other(method: Method) -> None:
+    """A client's training is the same bits whoever else is in the cohort."""
+    case = ragged()
+    together = case.run(method, rounds=1)[0]
+    if len(together.clients) == 1:
+        return
+    for result in together.clients:
+        member = result.local.client
+        lonely = [indices if n == member else indices[:0] for n, indices in enumerate(case.clients)]
+        alone = case.run(method, rounds=1, clients=lonely)[0]
+        expect(
+            equal_bits(alone.clients[0].local.params, result.local.params),
+            f"client {member} trains otherwise when it is alone",
+        )
+
+
+def rests_at_rate_zero(method: Method) -> None:
+    """Clients that do not move leave the server where it is."""
+    records = ragged().run(method, lr=0.0)
+    _close([(final(records), records[0].before.state.params)], "models before and after, at lr 0", ROUNDING)
+
+
+def penalties_are_differentiated_correctly(method: Method) -> None:
+    """The closed-form gradient, the autograd node and plain SGD's shortcut all equal autograd of the value."""
+    last = ragged().run(method)[-1]
+    context = method.broadcast(last.before.state, last.cohort)
+    for position, result in enumerate(last.clients):
+        penalty = method.penalty(context.of_member(position))
+        if penalty is not None:
+            _check_penalty(penalty, result.local.params)
+
+
+def settings_are_explained(method: Method) -> None:
+    """The help text of the method and of each of its fields is a sentence, and the defaults survive a configuration."""
+    cls = type(method)
+    explained(cls)
+    if (name := discovery.name_of("methods", cls)) is not None:
+        config = configure({"method": name})
+        expect(config.method == cls(), f"--method {name} alone is not {cls.__name__}()")
+        expect(configure(config.flat()) == config, f"the settings of --method {name} do not survive being written")
+
+
+def states_keep_their_structure(method: Method) -> None:
+    """Every state has the structure, shapes and types of `init`'s, so that checkpoints can be read."""
+    case = ragged()
+    records = case.run(method, fraction=0.5)
+    fresh, structure = pytree.tree_flatten(method.init(case.task().initial.params, len(case.clients)))
+    for record in records:
+        leaves, found = pytree.tree_flatten(record.after.state)
+        expect(found == structure, f"the state after round {record.round} has another structure than that of init")
+        for leaf, like in zip(leaves, fresh, strict=True):
+            if isinstance(like, torch.Tensor):
+                expect(
+                    (leaf.shape, leaf.dtype) == (like.shape, like.dtype),
+                    f"the state after round {record.round} holds {leaf.dtype} of shape {tuple(leaf.shape)} where init "
+                    f"has {like.dtype} of shape {tuple(like.shape)}",
+                )
+
+
+def traffic_is_counted(method: Method) -> None:
+    """Every member is sent a model and sends one; nothing travels where data are pooled."""
+    case = ragged()
+    record = case.run(method, rounds=1)[0]
+    is_sent = method.traffic(record.after.state.params) > 0  # or everything is in one place
+    least = 4 * case.task().num_params * len(record.cohort.members) if is_sent else 0
+    for way, number in (("down", record.bytes_down), ("up", record.bytes_up)):
+        enough = number >= least if is_sent else number == 0
+        expect(enough, f"bytes {way}: expected {f'at least {least}' if is_sent else '0'}, got {number}")
+
+
+def _check_penalty(penalty: Penalty, params: Params) -> None:
+    expected = grad(penalty.value)(params)
+    _close([(penalty.grad(params), expected)], "the penalty's grad and autograd of its value", ROUNDING)
+    leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
+    attached = torch.autograd.grad(3 * prior_loss(penalty, leaves)[0], list(leaves.values()))
+    thrice = {name: 3 * value for name, value in expected.items()}
+    _close([(dict(zip(leaves, attached, strict=True)), thrice)], "gradients of 3 prior_loss", 10 * ROUNDING)
+    stepped = {name: value.clone() for name, value in params.items()}
+    penalty.descent(0.1)(stepped)
+    by_hand = {name: value - 0.1 * expected[name] for name, value in params.items()}
+    _close([(stepped, by_hand)], "the penalty's descent and a step along its gradient", ROUNDING)
+
+
+def _close(pairs: Sequence[tuple[Params, Params]], what: str, tolerance: float) -> None:
+    for a, b in pairs:
+        difference = largest_difference(a, b)
+        expect(difference < tolerance, f"{what} differ by {difference:.1e}, expected less than {tolerance:.1e}")

@@ -1,0 +1,77 @@
+"""Hooks are pure: a method that is watched compares the inputs of every hook before and after its call."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fl_lightning.method import Method
+from fl_lightning.testing.checks import Broken
+
+HOOKS = (
+    "adapt",
+    "check",
+    "local_data",
+    "init",
+    "prepare",
+    "broadcast",
+    "penalty",
+    "trace",
+    "observe",
+    "report",
+    "aggregate",
+    "diagnose",
+    "posteriors",
+)
+
+
+def watched(method: Method) -> Method:
+    """The same method, which raises `Broken` as soon as one of its hooks has changed what it was given.
+
+    The copy is taken before each call: comparing what is left after a round would come too late, since a state that
+    was overwritten looks like one that was always so.
+    """
+    cls = type(method)
+    # Only hooks that the method has itself: engines look at which ones it overrides.
+    own = [hook for hook in HOOKS if getattr(cls, hook) is not getattr(Method, hook)]
+    subclass = type(cls.__name__, (cls,), {hook: _watching(cls, hook) for hook in own})
+    values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.init}
+    twin: Method = subclass(**values)
+    return twin
+
+
+def _watching(cls: type[Method], hook: str) -> Callable[..., Any]:
+    original = getattr(cls, hook)
+
+    def call(self: Method, *inputs: Any, **named: Any) -> Any:
+        kept = copied((inputs, named))
+        output = original(self, *inputs, **named)
+        if not same((inputs, named), kept):
+            raise Broken(
+                f"{cls.__name__}.{hook} writes into its inputs; it must return new tensors "
+                "(torch.add instead of add_, a new dict instead of an assignment)"
+            )
+        return output
+
+    return call
+
+
+def copied(tree: Any) -> Any:
+    """A tree with copies of its tensors; what is no tensor and no container stays what it is."""
+    return pytree.tree_map_only(Tensor, torch.clone, tree)
+
+
+def same(tree: Any, other: Any) -> bool:
+    """Whether two trees have the same structure, and equal leaves to the bit."""
+    leaves, structure = pytree.tree_flatten(tree)
+    others, other_structure = pytree.tree_flatten(other)
+    return structure == other_structure and all(map(_equal, leaves, others))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    return a is b or bool(a == b)

@@ -1,0 +1,118 @@
+"""The program in poor surroundings: stopped while it loads, without streams, memory, disk or a good locale."""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+RUN = ["run", "--data.clients", "3", "--model.hidden", "[4]", "--federation.rounds", "3"]
+STOPPED = {"fl-lightning: stopped", "fl-lightning: stopped; finished rounds are saved, the same command goes on"}
+
+
+def start(*arguments, **options):
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen([sys.executable, "-m", "fl_lightning", *arguments], **settings)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_modules_are_imported(out, number):
+    """At moments spread over the seconds of imports; before the program's own first line Python is in charge."""
+    rng = random.Random(int(number))
+    for _ in range(3):
+        with start(*RUN, "--out", str(out)) as process:
+            wait_for_import(process, rng.choice(["jsonargparse", "libtorch_cpu", "_multiarray_umath"]))
+            time.sleep(rng.uniform(0, 0.5))
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=300)
+        lines = {line for line in errors.splitlines() if line.startswith("fl-lightning:")}
+        if process.returncode != 0:  # it was not faster than we are
+            assert process.returncode == 128 + number
+            assert lines <= STOPPED
+            assert lines
+        assert "Traceback" not in output + errors
+
+
+def wait_for_import(process, name):
+    """Until the process has come as far as to map, or to read, something of this name."""
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{process.pid}/maps", encoding="utf-8") as maps:
+                if "libtorch" in (text := maps.read()) or name in text:
+                    return
+        except OSError:
+            return
+        time.sleep(0.005)
+
+
+def descriptors_closed(*numbers):
+    return lambda: [os.close(number) for number in numbers]
+
+
+@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
+def test_closed_streams(out, closed):
+    with start(*RUN, "--out", str(out), preexec_fn=descriptors_closed(*closed)) as process:
+        output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert ("GA" in output) == (1 not in closed)
+    assert errors == "" or 2 not in closed
+    database = (out / "mlflow.db").read_bytes()
+    assert database.startswith(b"SQLite format 3\0"), "something was written into what took the place of a stream"
+    with start("run", "--method", "nothing", preexec_fn=descriptors_closed(*closed)) as process:
+        process.communicate(timeout=300)
+    assert process.returncode == 2
+
+
+def test_a_reader_of_progress_that_goes_away(out):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with start(*RUN, "--out", str(out), stderr=writing) as process:
+        os.close(writing)
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert "GA" in output
+
+
+@pytest.mark.parametrize("arguments", [["list", "methods"], ["run", "--help"]])
+def test_output_to_a_full_disk(arguments):
+    with open("/dev/full", "w", encoding="utf-8") as full, start(*arguments, stdout=full) as process:
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert errors.startswith("fl-lightning: No space left on device")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("megabytes", [150, 500, 800])
+def test_a_limit_of_memory(out, megabytes):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (megabytes * 10**6, megabytes * 10**6))
+
+    with start(*RUN, "--out", str(out), "--quiet", preexec_fn=limit) as process:
+        _, errors = process.communicate(timeout=300)
+    assert "Traceback" not in errors
+    if process.returncode != 0:
+        assert process.returncode == 2
+        assert "cannot have as much memory as it needs" in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "locale",
+    [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+)
+def test_a_locale_without_letters(tmp_path, out, locale):
+    study = tmp_path / "mine.yaml"
+    study.write_text(
+        "about: größer ± ☃\nbase: {data: digits}\nspace: {training.lr: [0.1]}\ncases: [{label: FÖLA ☃, method: fola}]",
+        encoding="utf-8",
+    )
+    variables = {**os.environ, **locale}
+    for arguments in ([*RUN, "--out", str(out)], ["sweep", str(study), "--dry-run", "--out", str(out)]):
+        with start(*arguments, env=variables, encoding="utf-8", errors="replace") as process:
+            output, errors = process.communicate(timeout=300)
+        assert (process.returncode, "Traceback" in errors) == (0, False), errors
+        assert output

@@ -1,0 +1,170 @@
+"""Runs are named, tagged, listed, shown and deleted."""
+
+import json
+
+import pytest
+from mlflow import MlflowClient
+
+from fl_lightning import experiment
+from fl_lightning.__main__ import main
+from fl_lightning.config import configure
+from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.recording import open_recording
+from fl_lightning.runs.store import store_uri
+from tune.study import Case, Study
+from tune.sweep import Options, sweep
+
+QUICK = {
+    "data": "digits",
+    "data.subset": 0.2,
+    "data.clients": 4,
+    "model": "softmax",
+    "engine": "functional",
+    "federation.rounds": 2,
+}
+
+
+def call(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def run(out, tags=None, **changes):
+    settings = {key.replace("__", "."): value for key, value in changes.items()}
+    return experiment.run(configure({**QUICK, **settings}), out, tags=tags or {})
+
+
+def flags(out, *more):
+    return ["run", *(f"--{key}={value}" for key, value in QUICK.items()), "--out", out, "--quiet", *more]
+
+
+def listed(capsys, out, *arguments):
+    code, text, error = call(capsys, "runs", "--out", out, "--json", *arguments)
+    assert (code, error) == (0, "")
+    return json.loads(text)
+
+
+def test_a_run_has_the_name_and_the_tags_that_were_given(out, capsys):
+    assert call(capsys, *flags(out, "--name", "first try", "--tag", "note=a=b", "--tag", "day=monday"))[0] == 0
+    (found,) = listed(capsys, out)
+    assert found["case"] == "first try"
+    assert found["name"].startswith("first try R=2 seed=0 digits alpha=0.1 ")
+    assert found["tags"]["note"] == "a=b"
+    assert found["settings"]["federation.rounds"] == 2
+    assert call(capsys, *flags(out, "--name", "second", "--tag", "day=tuesday"))[0] == 0  # only read, but renamed
+    (found,) = listed(capsys, out)
+    assert found["name"].startswith("second ")
+    assert (found["case"], found["tags"]["note"], found["tags"]["day"]) == ("second", "a=b", "tuesday")
+    assert found["status"] == "finished"
+
+
+def test_names_tell_runs_apart_that_differ(out):
+    names = [
+        MlflowClient(store_uri(out)).get_run(run(out, **changes).run_id).info.run_name
+        for changes in [
+            {"method": "fola"},
+            {"method": "fola", "method__strength": 10},
+            {"method": "fola", "federation__rounds": 3},
+            {"method": "fola", "training__epochs": 2},
+            {"method": "fola", "seed": 1},
+        ]
+    ]
+    assert len(set(names)) == 5
+    assert names[1].startswith("fola strength=10 R=2 seed=0 digits alpha=0.1 N=4 ")
+    assert "E=2" in names[3]
+    assert "data.root" not in "".join(names)
+
+
+def test_runs_are_listed_and_chosen_by_settings_status_and_tags(out, capsys):
+    run(out, {"note": "x"}, method="fedavg")
+    run(out, {"note": "y"}, method="fola", method__strength=10)
+    run(out, method="fola", model="mlp", training__lr=1e30)
+    code, text, _ = call(capsys, "runs", "--out", out)
+    assert code == 0
+    assert text.splitlines()[0].split()[:2] == ["id", "case"]
+    assert "training.lr" in text.splitlines()[0]
+    assert text.splitlines()[-1] == "3 runs"
+    for where, number in {"method=fola": 2, "note=x": 1, "status=diverged": 1, "method.strength=10": 1}.items():
+        assert len(listed(capsys, out, "--where", where)) == number
+    assert len(listed(capsys, out, "--where", "note=x", "--where", "note=y")) == 2
+    code, text, _ = call(
+        capsys, "runs", "show", listed(capsys, out, "--where", "note=y")[0]["run_id"][:8], "--out", out
+    )
+    assert code == 0
+    assert "after round 2\n  GA " in text
+    assert "method.strength  " in text
+    assert str(out / "fola-digits-") in text
+
+
+def test_deleted_runs_leave_folder_and_store_and_are_computed_anew(out, capsys):
+    stays, goes = run(out, method="fedavg"), run(out, method="fola")
+    code, text, error = call(capsys, "runs", "delete", goes.run_id[:12], "--out", out)
+    assert (code, text.count("\n")) == (2, 2)
+    assert "add --yes to delete this run" in error
+    assert goes.folder.exists()
+    code, text, _ = call(capsys, "runs", "delete", goes.folder.name, "--out", out, "--yes")
+    assert code == 0
+    assert "deleted 1 of 2 runs" in text
+    assert not goes.folder.exists()
+    assert [one["run_id"] for one in listed(capsys, out)] == [stays.run_id]
+    again = run(out, method="fola")
+    assert not again.reused
+    assert again.run_id != goes.run_id
+    assert again.final["GA"] == goes.final["GA"]
+
+
+def test_a_run_that_is_being_computed_is_not_deleted(out, capsys):
+    config = configure(QUICK)
+    folder = run_folder.folder_of(config, out)
+    with run_folder.locked(folder):
+        open_recording(config, out, folder, experiment.build(config).clients, [], {})
+        code, _, error = call(capsys, "runs", "delete", "--where", "status=running", "--out", out, "--yes")
+        assert code == 2
+        assert "another process is computing this run" in error
+        assert len(listed(capsys, out)) == 1
+
+
+def test_the_last_run_of_a_sweep_takes_the_sweep_with_it(out, capsys):
+    study = Study("mine", "", base=QUICK, cases=(Case("a", {"method": "fedavg"}),), seeds=(0, 1))
+    sweep(study, Options(out, in_process=True), lambda status: None)
+    client = MlflowClient(store_uri(out))
+    experiment_id = client.get_experiment_by_name("fl_lightning").experiment_id
+    assert call(capsys, "runs", "delete", "--where", "seed=0", "--out", out, "--yes")[0] == 0
+    assert len(client.search_runs([experiment_id])) == 2
+    assert call(capsys, "runs", "delete", "--where", "study=mine", "--out", out, "--yes")[0] == 0
+    assert client.search_runs([experiment_id]) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lits"], "unknown action 'lits': did you mean 'list'?"),
+        (["list", "abc"], "list takes no ids"),
+        (["show"], "say which runs to show"),
+        (["delete"], "say which runs to delete"),
+        (["show", "xyz"], "no run has the id or the folder 'xyz'"),
+        (["delete", ""], "2 runs have an id that begins with ''"),
+        (["--where", "alpha"], "--where is written key=value"),
+        (["--where", "data.alpa=1"], "did you mean 'data.alpha'?"),
+        (["--where", "data.alpha=77"], "no run has data.alpha=77"),
+    ],
+)
+def test_mistakes_are_one_line(out, capsys, arguments, message):
+    run(out, method="fedavg")
+    run(out, method="fola")
+    code, text, error = call(capsys, "runs", *arguments, "--out", out)
+    assert (code, text) == (2, "")
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("tag", "message"),
+    [("note", "key=value"), ("=x", "key=value"), ("a b=x", "letters"), ("status=x", "itself"), ("study.x=1", "itself")],
+)
+def test_tags_that_cannot_be_are_refused(out, capsys, tag, message):
+    code, text, error = call(capsys, *flags(out, "--tag", tag))
+    assert (code, text) == (2, "")
+    assert message in error
+    assert not list(out.glob("*-digits-*"))

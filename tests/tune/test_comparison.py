@@ -1,0 +1,84 @@
+"""A comparison is a small study: the same numbers on one core and on several, and a name to select it by."""
+
+import pytest
+
+from analysis import runs
+from fl_lightning import experiment
+from fl_lightning.config import configure
+from fl_lightning.errors import UserError
+from fl_lightning.record import Measurement
+from fl_lightning.runs.folder import Result
+from tests.tune.clusters import timeless
+from tune import comparison
+from tune.comparison import Outcome, study_of, table
+from tune.sweep import Options
+
+QUICK = {
+    "data": "digits",
+    "data.subset": 0.2,
+    "data.clients": 4,
+    "model": "softmax",
+    "engine": "functional",
+    "federation.rounds": 2,
+    "training.lr": 0.1,
+}
+VARIANTS = ["fedavg", "product only:fola+strength=0"]
+
+
+def ignore(status):
+    pass
+
+
+def alone(method, seed, out):
+    return experiment.run(configure({**QUICK, **comparison.variant_settings(method), "seed": seed}), out)
+
+
+def test_all_cores_and_one_give_the_numbers_of_single_runs(out, tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "WORTH_SECONDS", 0.0)  # Ray, however short the runs are
+    study = study_of(QUICK, VARIANTS, [0, 1], "mine")
+    found, failures = comparison.compare(study, Options(out), ignore)
+    assert failures == {}
+    assert {(one.variant, one.seed) for one in found} == {(v, s) for v in ("fedavg", "product only") for s in (0, 1)}
+    seen = []
+    once, _ = comparison.compare(study, Options(tmp_path / "one", max_concurrent=1), seen.append)
+    for one, same in zip(found, once, strict=True):
+        variant = next(variant for variant in VARIANTS if comparison.label_of(variant) == one.variant)
+        reference = alone(variant, one.seed, tmp_path / "alone")
+        assert timeless(one.result) == timeless(same.result) == timeless(reference)
+    assert [status.finished for status in seen][-1] == 4
+    assert seen[-1].rounds == 8
+    selected = runs.load(out, study="mine")
+    assert sorted(selected["case"].unique()) == ["FedAvg", "product only"]
+    assert len(selected) == 4
+
+
+def test_a_comparison_without_a_name_is_known_by_what_it_compares():
+    name = study_of(QUICK, VARIANTS, [0]).name
+    assert name.startswith("fedavg-product_only-")
+    assert study_of(dict(QUICK), list(VARIANTS), (0, 1)).name == name  # more seeds of the same
+    others = {study_of(QUICK, VARIANTS[:1], [0]).name, study_of({**QUICK, "data.alpha": 1}, VARIANTS, [0]).name}
+    assert len(others | {name}) == 3
+    assert study_of(QUICK, VARIANTS, [0], "mine").name == "mine"
+
+
+def test_ray_is_not_started_for_what_is_done_sooner(out, monkeypatch):
+    monkeypatch.setattr("tune.sweep.connected", lambda *place: pytest.fail("a cluster was started"))
+    found, _ = comparison.compare(study_of(QUICK, VARIANTS, [0]), Options(out), ignore)
+    assert len(found) == 2
+
+
+def test_what_cannot_run_is_refused_before_anything_is_computed(out):
+    study = study_of({**QUICK, "training.epochs": 1}, ["fedavg", "fedpa"], [0])
+    with pytest.raises(UserError, match=r"method\.burn_in must be less"):
+        comparison.compare(study, Options(out), ignore)
+    assert not list(out.glob("*-digits-*"))
+
+
+def test_arrivals_are_not_rounded_away(tmp_path):
+    def arriving(seed, number):
+        history = [Measurement({"GA": 0.9 * (i >= number), "LA": 0.0}, {}) for i in range(1, 7)]
+        return Outcome("fola", seed, Result("finished", "", "", tmp_path, history))
+
+    assert table([arriving(0, 4), arriving(1, 5)], 0.8)[0]["rounds to 80%"] == "4.5 ± 0.7"
+    assert table([arriving(0, 4)], 0.8)[0]["rounds to 80%"] == "4.0"
+    assert table([arriving(0, 4), arriving(1, 5), arriving(2, 9)], 0.8)[0]["rounds to 80%"] == "4.5 ± 0.7 (2/3)"

@@ -1,0 +1,144 @@
+"""Choosing on validation data, and confirming the choice on fresh seeds."""
+
+import csv
+
+import pytest
+import yaml
+
+from analysis import runs
+from fl_lightning.cli.sweep import main
+from fl_lightning.errors import UserError
+from fl_lightning.runs import folder as run_folder
+from tests.analysis.conftest import sweep_here
+from tune.grid import cells, reference_cells
+from tune.outcome import best_of, protocol_of, rows
+from tune.study_file import load
+
+BASE = {
+    "data": "digits",
+    "data.subset": 0.2,
+    "data.clients": 3,
+    "model": "softmax",
+    "engine": "functional",
+    "federation.rounds": 1,
+}
+CONTENT = {
+    "base": BASE,
+    "environments": {"data.alpha": [0.1, 1]},
+    "cases": ["fedavg", {"label": "FOLA", "method": "fola"}],
+    "space": {"training.lr": [0.1, 0.01]},
+    "seeds": 2,
+    "confirm": {"seeds": 3},
+}
+
+
+def study_of(folder, overrides=None, **changes):
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({**CONTENT, **changes}))
+    return load(str(path), overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "confirming", "expected"),
+    [
+        (2, 3, (2, 3, 4)),
+        ([4, 7], 2, (8, 9)),
+        (2, [10, 11], (10, 11)),
+    ],
+)
+def test_which_seeds_confirm(tmp_path, seeds, confirming, expected):
+    assert study_of(tmp_path, seeds=seeds, confirm={"seeds": confirming}).confirm.seeds == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"confirm": {"seeds": [1, 2]}}, "confirm.seeds must have no part in choosing, but 1 are among the seeds"),
+        ({"confirm": {"seeds": []}}, "confirm.seeds is empty"),
+        ({"confirm": {"seed": 3}}, "must say how many seeds"),
+        ({"confirm": 3}, "must be a mapping"),
+        ({"confirm": {"seeds": 3, "sedes": 1}}, "sedes"),
+        ({"continue_to": 9, "space": {"federation.rounds": [1, 2]}}, "tunes federation.rounds, which continue_to sets"),
+    ],
+)
+def test_what_cannot_confirm_is_refused(tmp_path, changes, message):
+    with pytest.raises(UserError) as caught:
+        study_of(tmp_path, **changes)
+    assert message in str(caught.value)
+
+
+def test_the_default_metric_follows_the_validation_data(tmp_path):
+    validated = {**BASE, "data.validation": 0.2}
+    assert study_of(tmp_path).metric == "GA"
+    assert study_of(tmp_path, base=validated).metric == "GA_validation"
+    assert study_of(tmp_path, base=validated, metric="GA").metric == "GA"  # the paper's protocol
+    assert study_of(tmp_path, {"data.validation": "0.1"}).metric == "GA_validation"  # from the command line
+    assert study_of(tmp_path, {"data.validation": "0"}, base=validated).metric == "GA"
+    stops = study_of(tmp_path, base=validated, stop={"at_least": 0.9}).stop
+    assert stops.metric == "GA_validation"
+    assert study_of(tmp_path, base=validated, stop={"metric": "GA", "at_least": 0.9}).stop.metric == "GA"
+
+
+@pytest.mark.parametrize("changes", [{"metric": "GA_validation"}, {"stop": {"metric": "GA_validation", "patience": 1}}])
+def test_a_metric_that_needs_validation_data_is_refused_without(tmp_path, changes):
+    with pytest.raises(UserError, match=r"GA_validation needs data that belong to no client.* set data\.validation"):
+        cells(study_of(tmp_path, **changes))
+    cells(study_of(tmp_path, base={**BASE, "data.validation": 0.1}, **changes))
+
+
+def test_references_are_there_for_all_seeds(tmp_path):
+    study = study_of(tmp_path, reference={"method": "centralised"}, base={**BASE, "probe.reference": "@reference"})
+    assert [cell.seeds for cell in reference_cells(study)] == [(0, 1, 2, 3, 4)] * 2
+
+
+def test_the_best_settings_run_again_and_nothing_twice(out, tmp_path, monkeypatch, capsys):
+    study = study_of(tmp_path, base={**BASE, "data.validation": 0.2}, continue_to=2)
+    first = sweep_here(study, out, monkeypatch)
+    tuned, longer, fresh = 2 * 2 * 2 * 2, 2 * 2 * 2, 2 * 2 * 3
+    assert first.computed == tuned + longer + fresh
+    confirming = [one for one in first.cells if one.cell.confirms]
+    assert [len(one.runs) for one in confirming] == [3] * 4
+    chosen = {one.cell.contest: one for one in best_of(first.cells)}
+    for one in confirming:
+        assert one.cell.config.federation.rounds == 2  # what the study goes on to
+        assert one.cell.point == chosen[one.cell.contest].cell.point
+        assert {config.seed for config, _ in one.runs} == {2, 3, 4}
+        assert all(result.tags["purpose"] == "confirm" for _, result in one.runs)
+    table = rows(first.cells, study)
+    assert [row["rounds"] for row in table] == ["1"] * 4 + ["2"] * 4
+    assert [row["confirming"] for row in table] == [""] * 4 + ["3"] * 4
+    assert [row["optimism (points)"] == "-" for row in table] == [True] * 4 + [False] * 4
+    assert "no part in the choice" in protocol_of(first.cells, study)
+    assert "Chosen by GA_validation on seeds 0 and 1; confirmed" in (first.folder / "best.md").read_text()
+    with (first.folder / "runs.csv").open() as file:
+        listed = [(line["purpose"], int(line["seed"])) for line in csv.DictReader(file)]
+    assert {seed for purpose, seed in listed if purpose == "confirm"} == {2, 3, 4}
+    assert {seed for purpose, seed in listed if purpose == "choose"} == {0, 1}
+
+    # Killed in between: two confirming runs and one that chose are gone.
+    lost = [*(config for config, _ in confirming[0].runs[:2]), first.cells[0].runs[0][0]]
+    for config in lost:
+        run_folder.forget(config, out)
+    again = sweep_here(study, out, monkeypatch)
+    assert again.computed == 3
+    assert rows(again.cells, study) == table
+
+    found = runs.load(out, "mine")
+    assert set(found.loc[found["confirms"], "seed"]) == {2, 3, 4}
+    assert set(found.loc[~found["confirms"], "seed"]) == {0, 1}
+    everything = runs.load(out)  # without the study, their own mark tells
+    assert everything["confirms"].sum() == fresh
+
+    assert main([str(tmp_path / "mine.yaml"), "--out", str(out), "--dry-run"]) == 0
+    assert "confirming  12 more" in capsys.readouterr().out
+
+
+def test_another_study_may_choose_by_a_run_that_confirms_here(out, tmp_path, monkeypatch):
+    small = {"environments": {}, "cases": ["fedavg"]}
+    sweep_here(study_of(tmp_path, **small), out, monkeypatch)
+    (tmp_path / "other").mkdir()
+    path = tmp_path / "other" / "other.yaml"
+    path.write_text(yaml.safe_dump({**CONTENT, **small, "seeds": 5, "confirm": None}))
+    sweep_here(load(str(path)), out, monkeypatch)
+    assert set(runs.load(out, "mine").query("confirms")["seed"]) == {2, 3, 4}
+    assert not runs.load(out, "other")["confirms"].any()

@@ -1,0 +1,128 @@
+"""The one rule for "best", for sweeps and reports alike, and how honest the numbers are that it leaves.
+
+Of several settings the best is the one
+
+1. with the most seeds that ended: one that lacks seeds which others have may just have been lucky;
+2. among these, with the fewest seeds that diverged;
+3. among these, with the largest mean over its seeds;
+4. among these, that was tried first.
+
+So a setting that diverged or is incomplete never beats one that is complete, and if none is complete, the nearest to it
+stands for its case.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+# The server model's accuracy on data that belong to no client and serve only to choose.
+VALIDATION = "GA_validation"
+# The setting that every combination of conditions has a contest of its own for, unless it is tuned: a study may go on
+# to more rounds, and then both lengths have a best.
+ROUNDS = "federation.rounds"
+
+
+class Tried(NamedTuple):
+    """What is known of one setting.
+
+    Attributes:
+        scores: The metric after the last round of every seed that ended.
+        diverged: How many seeds diverged.
+    """
+
+    scores: Sequence[float]
+    diverged: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds that ended; NaN if there is none."""
+        return fmean(self.scores) if self.scores else float("nan")
+
+
+def best(settings: Sequence[Tried]) -> int | None:
+    """Which of the settings is the best; None if no seed of any has ended.
+
+    >>> best([Tried([0.9]), Tried([0.5, 0.7]), Tried([0.8, 0.8]), Tried([0.9, 0.9], diverged=1)])
+    2
+    """
+    known = [number for number, one in enumerate(settings) if one.scores]
+    return max(known, key=lambda number: (*_rank(settings[number]), -number), default=None)
+
+
+def complete(settings: Sequence[Tried]) -> list[bool]:
+    """For each setting, whether none of its seeds diverged and it has as many as any other.
+
+    >>> complete([Tried([0.9]), Tried([0.5, 0.7]), Tried([0.9], diverged=1)])
+    [False, True, False]
+    """
+    most = max((len(one.scores) + one.diverged for one in settings), default=0)
+    return [one.diverged == 0 and len(one.scores) == most > 0 for one in settings]
+
+
+def _rank(one: Tried) -> tuple[int, int, float]:
+    return len(one.scores), -one.diverged, one.mean
+
+
+class Keys(NamedTuple):
+    """Which settings a study varies, and as what.
+
+    Attributes:
+        environments: Conditions: a contest of its own in every combination.
+        tuned: What is tried for a case.
+        cases: What makes a case.
+    """
+
+    environments: frozenset[str] = frozenset()
+    tuned: frozenset[str] = frozenset()
+    cases: frozenset[str] = frozenset()
+
+    def is_condition(self, key: str) -> bool:
+        """Whether runs that differ in this setting do not compete, as far as the study says something about it."""
+        if key in self.environments:
+            return True
+        claimed = self.tuned if key == ROUNDS else self.tuned | self.cases
+        # The options of a part that is varied, such as `model`, vary with it.
+        return key not in claimed and key.partition(".")[0] not in claimed
+
+
+def keys_of(content: Mapping[str, Any]) -> Keys:
+    """From a study's content, as it is stored with a sweep."""
+    cases = content.get("cases") or ()
+    return Keys(
+        frozenset(content.get("environments") or ()),
+        frozenset([*(content.get("space") or ()), *(key for case in cases for key in case.get("space") or ())]),
+        frozenset(key for case in cases for key in case.get("settings") or ()),
+    )
+
+
+def protocol(metric: str, seeds: Collection[int], confirming: Collection[int] = ()) -> str:
+    """How the numbers of the best settings came about: a reader must know how much luck is in them.
+
+    >>> protocol("GA", range(3))
+    'chosen and reported on the same seeds and the test set, as in the paper: a little too good for every case alike'
+    >>> protocol("GA_validation", range(3), [3, 4])
+    'chosen by GA_validation on seeds 0 to 2; confirmed: the test set on seeds 3 and 4, which had no part in the choice'
+    """
+    if not confirming and metric != VALIDATION:
+        same = "chosen and reported on the same seeds and the test set, as in the paper"
+        return f"{same}: a little too good for every case alike"
+    if not confirming:
+        return f"chosen by {metric} and reported on the test set, both on seeds {listed(seeds)}"
+    where = "" if metric == VALIDATION else " on the test set,"
+    return (
+        f"chosen by {metric}{where} on seeds {listed(seeds)}; confirmed: the test set on seeds {listed(confirming)}, "
+        "which had no part in the choice"
+    )
+
+
+def listed(seeds: Collection[int]) -> str:
+    """Seeds in words.
+
+    >>> listed([0, 1, 2]), listed([3, 4]), listed([5, 9, 2])
+    ('0 to 2', '3 and 4', '2, 5 and 9')
+    """
+    known = sorted(seeds)
+    if len(known) > 2 and known == list(range(known[0], known[-1] + 1)):
+        return f"{known[0]} to {known[-1]}"
+    *most, last = map(str, known)
+    return f"{', '.join(most)} and {last}" if most else last
