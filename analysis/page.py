@@ -2,7 +2,9 @@
 # ruff: noqa: E501 - lines of a page
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment
 
@@ -10,8 +12,53 @@ from analysis import style, tables
 from analysis.claims import VERDICTS, Checked, origin, overview
 from fl_lightning.runs import palette
 
-if TYPE_CHECKING:
-    from analysis.report import Item, Section
+
+class Item(NamedTuple):
+    """A figure or a table on the page.
+
+    Attributes:
+        key: Of its files and its anchor.
+        title: Heading.
+        about: What it shows, in a sentence.
+        body: HTML: inline SVG, or a table.
+        notes: What a reader must know.
+        basis: The runs behind it, in words.
+        files: Beside the page.
+    """
+
+    key: str
+    title: str
+    about: str
+    body: str
+    notes: list[str]
+    basis: str
+    files: list[Path]
+
+
+@dataclass
+class Section:
+    """A study at one scale, or the runs without a study.
+
+    Attributes:
+        key: Anchor.
+        title: Heading.
+        about: The study in its own words.
+        commands: How to make these runs again.
+        summary: Findings, one sentence each.
+        figures: Those that the runs allow.
+        tables: Likewise.
+        absent: What they do not allow, and why.
+    """
+
+    key: str
+    title: str
+    about: str
+    commands: list[str]
+    summary: list[str] = field(default_factory=list)
+    figures: list[Item] = field(default_factory=list)
+    tables: list[Item] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+
 
 TEMPLATE = """<!DOCTYPE html>
 <html lang="en">
@@ -144,7 +191,7 @@ SMALL = """{% macro small(item, commands) %}
 
 
 def render(
-    sections: Sequence["Section"], claims: Sequence[Checked], background: "Item", place: str, date: str, only: str = ""
+    sections: Sequence[Section], claims: Sequence[Checked], background: Item, place: str, date: str, only: str = ""
 ) -> str:
     """The page.
 

@@ -95,7 +95,9 @@ def test_a_limit_of_memory(out, megabytes):
     with start(*RUN, "--out", str(out), "--quiet", preexec_fn=limit) as process:
         _, errors = process.communicate(timeout=300)
     assert "Traceback" not in errors
-    if process.returncode != 0:
+    if process.returncode == 1:  # compiled code ends the process by itself, in one line of its own
+        assert errors == "OpenBLAS error: Memory allocation still failed after 10 retries, giving up.\n"
+    elif process.returncode != 0:
         assert process.returncode == 2
         assert "cannot have as much memory as it needs" in errors.splitlines()[-1]
 
