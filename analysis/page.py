@@ -10,6 +10,7 @@ from jinja2 import Environment
 
 from analysis import style, tables
 from analysis.claims import VERDICTS, Checked, origin, overview
+from fl_lightning.runs import palette
 
 
 class Item(NamedTuple):
@@ -96,7 +97,7 @@ p, li { max-width: 46rem; }
 pre { background: var(--panel); border-radius: .5rem; padding: .6rem .9rem; overflow-x: auto; font-size: .84rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr)); gap: 1.6rem 2rem; margin: 1.4rem 0; }
 figure { margin: 0; }
-figure svg { width: 100%; height: auto; display: block; margin: .5rem 0; }
+figure svg { width: 100%; max-width: 32rem; height: auto; display: block; margin: .5rem 0; }
 .table { overflow-x: auto; margin: .5rem 0; }
 article { margin: 1.6rem 0; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
@@ -206,7 +207,7 @@ def render(
     environment.globals |= {"kind": _kind, "html": tables.html, "origin": origin}
     template = environment.from_string(SMALL + TEMPLATE)
     names = {name: variable(getattr(style.LIGHT, name)) for name in ("paper", "ink", "faint", "grid")}
-    pairs = style.pairs()
+    pairs = palette.pairs()
     return template.render(
         sections=sections,
         claims=claims,
