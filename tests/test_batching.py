@@ -102,7 +102,8 @@ def test_batch_norm_trains_alike_on_every_engine_whatever_the_sizes(name):
     try:
         results = [case.run(method_of(name), engine) for engine in ENGINES.values()]
     except UserError as refusal:  # FedBE and per-sample Fishers have no use for it
-        assert "BatchNorm" in str(refusal)
+        if "BatchNorm" not in str(refusal):
+            raise
         return
     size = float(flatten(final(results[0])).abs().max())  # a strength may be too large here: all must explode alike
     for other in results[1:]:
