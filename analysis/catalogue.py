@@ -146,7 +146,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "partitions",
         "Who holds which classes",
-        "The partitions of these runs; white is no sample.",
+        "The partitions of these runs; the ground is no sample, a cross a client without any.",
         lambda m: True,
         lambda m: figures.partitions(arrays.partitions(m.runs)),
     ),

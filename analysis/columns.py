@@ -12,23 +12,10 @@ from fl_lightning.config import fields_of
 from fl_lightning.data.partition import Split
 from fl_lightning.errors import UserError
 from fl_lightning.federation import Federation
+from fl_lightning.runs.palette import DISPLAY
 from fl_lightning.training import Training
 
 EXAMPLES = ("data.alpha", "training.lr", "method.strength", "seed", "GA", "LA")
-# How methods are written in papers.
-DISPLAY = {
-    "centralised": "centralised",
-    "data_sharing": "data sharing",
-    "fedavg": "FedAvg",
-    "fedbe": "FedBE",
-    "fedcurv": "FedCurv",
-    "fednova": "FedNova",
-    "fedpa": "FedPA",
-    "fedprox": "FedProx",
-    "fedsgd": "FedSGD",
-    "fola": "FOLA",
-    "scaffold": "SCAFFOLD",
-}
 
 
 def column(table: pd.DataFrame, name: str) -> pd.Series:

@@ -2,15 +2,63 @@
 # ruff: noqa: E501 - lines of a page
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment
 
 from analysis import style, tables
 from analysis.claims import VERDICTS, Checked, origin, overview
+from fl_lightning.runs import palette
 
-if TYPE_CHECKING:
-    from analysis.report import Item, Section
+
+class Item(NamedTuple):
+    """A figure or a table on the page.
+
+    Attributes:
+        key: Of its files and its anchor.
+        title: Heading.
+        about: What it shows, in a sentence.
+        body: HTML: inline SVG, or a table.
+        notes: What a reader must know.
+        basis: The runs behind it, in words.
+        files: Beside the page.
+    """
+
+    key: str
+    title: str
+    about: str
+    body: str
+    notes: list[str]
+    basis: str
+    files: list[Path]
+
+
+@dataclass
+class Section:
+    """A study at one scale, or the runs without a study.
+
+    Attributes:
+        key: Anchor.
+        title: Heading.
+        about: The study in its own words.
+        commands: How to make these runs again.
+        summary: Findings, one sentence each.
+        figures: Those that the runs allow.
+        tables: Likewise.
+        absent: What they do not allow, and why.
+    """
+
+    key: str
+    title: str
+    about: str
+    commands: list[str]
+    summary: list[str] = field(default_factory=list)
+    figures: list[Item] = field(default_factory=list)
+    tables: list[Item] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+
 
 TEMPLATE = """<!DOCTYPE html>
 <html lang="en">
@@ -49,7 +97,7 @@ p, li { max-width: 46rem; }
 pre { background: var(--panel); border-radius: .5rem; padding: .6rem .9rem; overflow-x: auto; font-size: .84rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr)); gap: 1.6rem 2rem; margin: 1.4rem 0; }
 figure { margin: 0; }
-figure svg { width: 100%; height: auto; display: block; margin: .5rem 0; }
+figure svg { width: 100%; max-width: 32rem; height: auto; display: block; margin: .5rem 0; }
 .table { overflow-x: auto; margin: .5rem 0; }
 article { margin: 1.6rem 0; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
@@ -143,7 +191,7 @@ SMALL = """{% macro small(item, commands) %}
 
 
 def render(
-    sections: Sequence["Section"], claims: Sequence[Checked], background: "Item", place: str, date: str, only: str = ""
+    sections: Sequence[Section], claims: Sequence[Checked], background: Item, place: str, date: str, only: str = ""
 ) -> str:
     """The page.
 
@@ -159,7 +207,7 @@ def render(
     environment.globals |= {"kind": _kind, "html": tables.html, "origin": origin}
     template = environment.from_string(SMALL + TEMPLATE)
     names = {name: variable(getattr(style.LIGHT, name)) for name in ("paper", "ink", "faint", "grid")}
-    pairs = style.pairs()
+    pairs = palette.pairs()
     return template.render(
         sections=sections,
         claims=claims,

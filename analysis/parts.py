@@ -25,6 +25,7 @@ class Part:
         scale: Of the study.
         runs: One row per run; empty if there are none, then its remarks say why.
         references: Runs that others are measured against; they take no part in comparisons.
+        levels: Of GA, if others are asked about than the study says.
     """
 
     store: Runs
@@ -33,6 +34,7 @@ class Part:
     scale: str
     runs: pd.DataFrame
     references: pd.DataFrame
+    levels: tuple[float, ...] = ()
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -51,8 +53,12 @@ class Part:
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Levels of GA that the study asks about."""
-        return tuple((self.sweep.content.get("thresholds") if self.sweep else None) or (0.3, 0.4, 0.8))
+        """Levels of GA that somebody asks about: whoever reads, or the study, or as `compare` does."""
+        return self.levels or tuple((self.sweep.content.get("thresholds") if self.sweep else None) or (0.8,))
+
+    def asked(self, levels: tuple[float, ...]) -> "Part":
+        """With other levels of GA."""
+        return replace(self, levels=levels)
 
     def only(self, *cases: str) -> "Part":
         """These cases alone."""

@@ -7,7 +7,6 @@ and LaTeX, and the paper's claims that the runs can check as Markdown.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import pandas as pd
 
 from analysis import claims, commands, contests, figures, page, style, tables, words
 from analysis.catalogue import CATALOGUE, TABLES, Entry, TableEntry
+from analysis.page import Item, Section
 from analysis.parts import Part, parts
 from analysis.runs import NoRuns
 from analysis.style import Picture
@@ -28,53 +28,6 @@ MOST_IDS = 12
 MOST_COMMANDS = 6
 # Begins a sentence about an item that is not there because of a mistake.
 FAILED = "Could not make"
-
-
-class Item(NamedTuple):
-    """A figure or a table on the page.
-
-    Attributes:
-        key: Of its files and its anchor.
-        title: Heading.
-        about: What it shows, in a sentence.
-        body: HTML: inline SVG, or a table.
-        notes: What a reader must know.
-        basis: The runs behind it, in words.
-        files: Beside the page.
-    """
-
-    key: str
-    title: str
-    about: str
-    body: str
-    notes: list[str]
-    basis: str
-    files: list[Path]
-
-
-@dataclass
-class Section:
-    """A study at one scale, or the runs without a study.
-
-    Attributes:
-        key: Anchor.
-        title: Heading.
-        about: The study in its own words.
-        commands: How to make these runs again.
-        summary: Findings, one sentence each.
-        figures: Those that the runs allow.
-        tables: Likewise.
-        absent: What they do not allow, and why.
-    """
-
-    key: str
-    title: str
-    about: str
-    commands: list[str]
-    summary: list[str] = field(default_factory=list)
-    figures: list[Item] = field(default_factory=list)
-    tables: list[Item] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)
 
 
 Watch = Callable[[str], None]

@@ -25,9 +25,10 @@ import pandas as pd
 import yaml
 
 from analysis import studies, versions
-from analysis.columns import DISPLAY, cases_of, narrow, no_such, pivot, status_of, typed, with_defaults
+from analysis.columns import cases_of, narrow, no_such, pivot, status_of, typed, with_defaults
 from analysis.store import Content, Store, open_store
 from fl_lightning.errors import UserError, unknown
+from fl_lightning.runs.palette import DISPLAY
 from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
 from fl_lightning.runs.track import PARENT_TAG
 from fl_lightning.system.spreadsheet import original

@@ -6,12 +6,14 @@ from typing import Any
 import pandas as pd
 
 from analysis.store import Store
+from fl_lightning.runs.palette import DISPLAY
 from tune import best
+from tune.edges import spaces
 from tune.study import Stop
 
 
 def attributes(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What a table of runs must know of its study: what varies as what, by what settings are chosen, and how."""
+    """What a table of runs must know of its study: what varies as what, what was tried, and how the best is chosen."""
     keys, metric = best.keys_of(content), content.get("metric") or "GA"
     known: dict[str, Any] = {
         "conditions": sorted(keys.environments),
@@ -19,6 +21,7 @@ def attributes(content: Mapping[str, Any]) -> dict[str, Any]:
         "cases": sorted(keys.cases),
         "metric": metric,
     }
+    known["spaces"] = {DISPLAY.get(case, case): tried for case, tried in spaces(content).items()}
     fresh, chooses = confirming(content), _chooses(content)
     known["protocol"] = best.protocol(metric, content["seeds"], fresh) if content.get("seeds") and chooses else ""
     return known

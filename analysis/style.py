@@ -1,21 +1,16 @@
 """One look for all figures: colour is the method, dash is the setting; legible in one column, light and dark.
 
-The colours are Okabe and Ito's and, for the rarer methods, Tol's: distinguishable with every kind of colour vision, and
-every method has a marker of its own as well. A figure is drawn in light colours; `recoloured` turns its SVG into a dark
-one, or into one that follows the page it stands on.
+Colours and strokes are those of every picture (`fl_lightning.runs.palette`, `fl_lightning.runs.strokes`). A figure is
+drawn in light colours; `recoloured` turns its SVG into a dark one, or into one that follows the page it stands on.
 """
 
-import colorsys
 import io
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from itertools import cycle
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
@@ -23,80 +18,20 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from analysis.statistics import MIN_FOR_INTERVAL
+from fl_lightning.runs import palette
 from fl_lightning.runs.labels import take_literally
+from fl_lightning.runs.palette import DARK, DASHES, LIGHT, METHODS, THEMES, Look, Theme, dashes, looks, sequence, theme
+from fl_lightning.runs.strokes import dress
 
-# Inches: one column of a two-column paper.
-COLUMN = 3.5
-# Characters of a label that fit into it.
+# Inches: one column of a two-column paper, and both.
+COLUMN, PAGE = 3.5, 7.16
+# What the axes of accuracies say, in percent.
+AXIS_NAMES = {"GA": "GA: server's model (%)", "LA": "LA: clients' models (%)"}
+# Characters of a label that fit into a column.
 LEGEND_WIDTH = 62
-DASHES = ("solid", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (9, 3)))
-MARKERS = "osD^vP*Xph<>"
-
-
-class Theme(NamedTuple):
-    """Colours of everything but the data."""
-
-    name: str
-    paper: str
-    ink: str
-    faint: str
-    grid: str
-
-
-# No colour of a theme may be a colour of a method: `recoloured` tells them apart by it.
-LIGHT = Theme("light", "#ffffff", "#1b1b1f", "#63636b", "#dcdce0")
-DARK = Theme("dark", "#16161a", "#ececf1", "#a9a9b3", "#3a3a42")
-THEMES = {"light": LIGHT, "dark": DARK}
-
-# By method: colour on a light ground, on a dark ground, marker.
-METHODS: Mapping[str, tuple[str, str, str]] = {
-    "FedAvg": ("#0072b2", "#4aa8e0", "o"),
-    "FOLA": ("#d55e00", "#ff8a3d", "s"),
-    "FedCurv": ("#009e73", "#2fd0a2", "^"),
-    "FedProx": ("#56b4e9", "#8fd3ff", "v"),
-    "SCAFFOLD": ("#cc79a7", "#eaa1cb", "D"),
-    "FedNova": ("#e69f00", "#ffdd80", "P"),
-    "FedBE": ("#882255", "#d3669f", "X"),
-    "FedPA": ("#44aa99", "#7fdccd", "<"),
-    "FedSGD": ("#767a1f", "#c2c65a", ">"),
-    "data sharing": ("#332288", "#8f82ea", "h"),
-    "centralised": ("#77777f", "#b5b5bd", "*"),
-}
-# For what has no colour yet: other methods, and variants beside the first of a method.
-SPARE = (
-    ("#5b3a29", "#c59a83"),
-    ("#7b61c9", "#b3a1f0"),
-    ("#2f6f3e", "#7cc58d"),
-    ("#a0304a", "#f0819a"),
-    ("#1f8a9c", "#63cfe0"),
-    ("#8a6d1a", "#d9bf66"),
-    ("#9a4dad", "#d79be6"),
-    ("#4a5568", "#a3b1c6"),
-)
-# An ordered quantity as colour, from small to large: dark enough on white, light enough on black.
-SEQUENCE = ("#46327e", "#2c728e", "#27ad81", "#8fb32b", "#d0a70a", "#e8590c", "#c2255c")
-
-_theme: ContextVar[Theme] = ContextVar("theme", default=LIGHT)
-
-
-@contextmanager
-def theme(name: str) -> Iterator[None]:
-    """Figures that are made inside are `light` or `dark`."""
-    token = _theme.set(THEMES[name])
-    try:
-        yield
-    finally:
-        _theme.reset(token)
-
-
-class Look(NamedTuple):
-    """How one contestant is drawn."""
-
-    colour: str
-    marker: str
 
 
 class Picture(Figure):
@@ -127,36 +62,24 @@ class Picture(Figure):
         return content.getvalue()
 
 
-def picture(panels: int = 1, height: float = 2.3, width: float = COLUMN, **options: Any) -> tuple[Picture, list[Axes]]:
-    """An empty figure with panels above each other.
+def picture(panels: int = 1, height: float = 2.3, wide: bool = False, **options: Any) -> tuple[Picture, list[Axes]]:
+    """An empty figure with panels above each other, or side by side.
 
     Args:
         panels: How many.
         height: Of one panel, in inches.
-        width: Of the figure.
+        wide: Over both columns of a paper, with the panels side by side.
         options: Of `Figure.subplots`.
     """
-    colours = _theme.get()
+    colours = palette.current()
+    rows, columns = (1, panels) if wide else (panels, 1)
     with mpl.rc_context(_settings(colours)):
-        figure = Picture(figsize=(width, panels * height + 0.35), layout="constrained", facecolor=colours.paper)
-        axes = list(figure.subplots(panels, 1, squeeze=False, **options).flat)
+        size = (PAGE if wide else COLUMN, rows * height + 0.35)
+        figure = Picture(figsize=size, layout="constrained", facecolor=colours.paper)
+        axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
     for panel in axes:
         dress(panel)
     return figure, axes
-
-
-def dress(panel: Axes) -> None:
-    """Grid, spines and colours of one panel."""
-    colours = _theme.get()
-    panel.set_facecolor(colours.paper)
-    panel.grid(color=colours.grid, linewidth=0.5)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.spines[["left", "bottom"]].set_color(colours.faint)
-    panel.tick_params(colors=colours.faint, labelcolor=colours.ink, labelsize=7, length=2.5)
-    for axis in (panel.xaxis, panel.yaxis):
-        axis.label.set(color=colours.ink, fontsize=8)
-    panel.title.set(color=colours.ink, fontsize=8)
 
 
 def empty(reason: str, table: pd.DataFrame | None = None) -> Picture:
@@ -166,59 +89,9 @@ def empty(reason: str, table: pd.DataFrame | None = None) -> Picture:
     figure, (panel,) = picture(height=1.0)
     panel.set_axis_off()
     text = textwrap.fill(f"Nothing to show: {reason}", 58)
-    panel.text(0.5, 0.5, text, ha="center", va="center", fontsize=7, color=_theme.get().faint)
+    panel.text(0.5, 0.5, text, ha="center", va="center", fontsize=7, color=faint())
     figure.remarks, figure.empty = [reason], True
     return figure
-
-
-def looks(cases: Sequence[str], methods: Mapping[str, str]) -> dict[str, Look]:
-    """Colour and marker of every case. A method keeps its colour in all figures; further variants get others.
-
-    Args:
-        cases: In the order in which they are drawn.
-        methods: How the method of each case is displayed.
-    """
-    place = 0 if _theme.get() is LIGHT else 1
-    spare, markers, found = cycle(SPARE), cycle("hp<>*X"), {}
-    taken: set[str] = set()
-    # The case that is called like its method comes first, or "FOLA offline" could take the colour from "FOLA".
-    for case in sorted(cases, key=lambda case: case != methods.get(case, case)):
-        method = methods.get(case, case)
-        if method in METHODS and method not in taken:
-            found[case] = Look(METHODS[method][place], METHODS[method][2])
-            taken.add(method)
-        else:
-            found[case] = Look(next(spare)[place], next(markers))
-    return {case: found[case] for case in cases}
-
-
-def dashes(values: Sequence[Any]) -> dict[Any, Any]:
-    """The dash of every value of a setting, in order."""
-    return {value: DASHES[i % len(DASHES)] for i, value in enumerate(values)}
-
-
-def sequence(number: int) -> list[str]:
-    """Colours for an ordered quantity."""
-    chosen = [SEQUENCE[round(i * (len(SEQUENCE) - 1) / max(number - 1, 1))] for i in range(number)]
-    return chosen if _theme.get() is LIGHT else [lighter(colour) for colour in chosen]
-
-
-def lighter(colour: str) -> str:
-    """A colour for a dark ground: the same hue, at least 65 % light."""
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)
-    mixed = colorsys.hls_to_rgb(hue, max(light, 0.65), saturation)
-    return "#" + "".join(f"{round(255 * part):02x}" for part in mixed)
-
-
-def whole_numbers(panel: Axes) -> None:
-    """Rounds are whole."""
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-
-
-def opacity(lines: int) -> float:
-    """Of the bands: many of them must not hide the lines."""
-    return 0.16 if lines <= 4 else 0.1 if lines <= 8 else 0.05
 
 
 def logarithmic(panel: Axes) -> None:
@@ -241,7 +114,7 @@ def legend(figure: Picture, *groups: Sequence[tuple[str, Mapping[str, Any]]], co
     groups = tuple(group for group in groups if group)
     if not groups:
         return
-    colours = _theme.get()
+    colours = palette.current()
     longest = max(len(label) for group in groups for label, _ in group)
     total = sum(map(len, groups))
     columns = columns or max(1, min(total, 4, int(62 / (longest + 7))))
@@ -283,22 +156,22 @@ def seeds(numbers: Sequence[int]) -> str:
 
 def headline(figure: Picture, text: str) -> None:
     """What the figure rests on, in small print above it: how many seeds, which settings."""
-    figure.suptitle(textwrap.fill(text, 70), fontsize=6.5, color=_theme.get().faint, x=0.02, ha="left")
+    figure.suptitle(textwrap.fill(text, 70), fontsize=6.5, color=faint(), x=0.02, ha="left")
 
 
 def ink() -> str:
     """The colour of text."""
-    return _theme.get().ink
+    return palette.current().ink
 
 
 def faint() -> str:
     """The colour of what is less important."""
-    return _theme.get().faint
+    return palette.current().faint
 
 
 def paper() -> str:
     """The colour of the ground."""
-    return _theme.get().paper
+    return palette.current().paper
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
@@ -327,23 +200,16 @@ def as_svg(figure: Figure, name: str) -> str:
     return re.sub(r'(id="|xlink:href="#|url\(#)', lambda found: f"{found[1]}{name}-", svg)
 
 
-def recoloured(svg: str, choose: Any) -> str:
+def recoloured(svg: str, choose: Callable[[str, str], str]) -> str:
     """An SVG of a light figure in other colours.
 
     Args:
         svg: The light one.
         choose: Given the light colour and the dark one, what to write.
     """
-    for light, dark in pairs().items():
-        svg = svg.replace(light, choose(light, dark))
-    return svg
-
-
-def pairs() -> dict[str, str]:
-    """The dark colour for every light one."""
-    themes = dict(zip(LIGHT[1:], DARK[1:], strict=True))
-    methods = {light: dark for light, dark, _ in METHODS.values()}
-    return {**themes, **methods, **dict(SPARE), **{colour: lighter(colour) for colour in SEQUENCE}}
+    partners = palette.pairs()
+    known = re.compile("|".join(partners))
+    return known.sub(lambda found: choose(found[0], partners[found[0]]), svg)
 
 
 def _settings(colours: Theme) -> Any:
@@ -355,3 +221,34 @@ def _settings(colours: Theme) -> Any:
         "figure.constrained_layout.h_pad": 0.03,
         "figure.constrained_layout.w_pad": 0.03,
     }
+
+
+__all__ = [
+    "AXIS_NAMES",
+    "COLUMN",
+    "DARK",
+    "DASHES",
+    "LIGHT",
+    "METHODS",
+    "PAGE",
+    "THEMES",
+    "Look",
+    "Picture",
+    "as_svg",
+    "dashes",
+    "dress",
+    "empty",
+    "faint",
+    "headline",
+    "ink",
+    "legend",
+    "logarithmic",
+    "looks",
+    "paper",
+    "picture",
+    "recoloured",
+    "save",
+    "seeds",
+    "sequence",
+    "theme",
+]

@@ -1,12 +1,11 @@
 """Tables of the paper: numbers for CSV, text for LaTeX and HTML.
 
 Every function takes tables of `analysis.runs` and returns a DataFrame of numbers. Where a column `X` is followed by
-`X low` and `X high`, these are the ends of its 95 % interval, or with fewer than five runs their range; `readable`
-writes the former as [low, high] and the latter as (low to high).
+`X low` and `X high`, these are the ends of its 95 % interval, or with fewer than five runs their range; `X std` is the
+standard deviation over runs. `analysis.formats` makes text of them.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,11 @@ import pandas as pd
 
 from analysis import contests
 from analysis.columns import column
+from analysis.edges import at_edges, in_cells
 from analysis.figures.correlation import error_points
+from analysis.formats import NOTE, html, latex, readable, save
 from analysis.statistics import (
     MIN_FOR_CORRELATION,
-    MIN_FOR_INTERVAL,
     Correlation,
     Interval,
     correlation,
@@ -25,12 +25,6 @@ from analysis.statistics import (
     paired,
 )
 from fl_lightning.errors import unknown
-from fl_lightning.system import spreadsheet
-
-NOTE = "[low, high]: 95 % bootstrap interval over seeds; (low to high): range of fewer than five runs, no interval."
-# Columns that say something only if they are not zero.
-QUIET = ("ties", "diverged seeds", "diverged settings", "incomplete settings")
-GREEK = {"α": r"$\alpha$", "λ": r"$\lambda$", "γ": r"$\gamma$", "ρ": r"$\rho$", "–": "--", "−": "$-$"}
 
 
 def accuracy_and_rounds(
@@ -52,10 +46,10 @@ def accuracy_and_rounds(
         line = {contests.symbol(key): row[key] for key in keys}
         line |= {"case": row["case"], "setting": contests.in_words({key: row[key] for key in tuned})}
         for metric in ("GA", "LA"):
-            line |= columns(f"{metric} (%)", mean_interval(100 * mine[metric].to_numpy()))
+            line |= spread_columns(f"{metric} (%)", 100 * mine[metric])
         for threshold in thresholds:
             first = curves.loc[curves["GA"].ge(threshold)].groupby("run_id")["round"].min()
-            line[f"rounds to {threshold:.0%}"] = first.mean() if len(first) else np.nan
+            line |= {f"rounds to {threshold:.0%}": first.mean(), f"rounds to {threshold:.0%} std": first.std()}
             line[f"reached {threshold:.0%}"] = len(first)
         if best["confirmed"].any():
             line["optimism (points)"] = _optimism(row)
@@ -73,12 +67,14 @@ def best_settings(runs: pd.DataFrame, metric: str = "GA") -> pd.DataFrame:
     best = contests.best_of_grid(runs, metric)
     tuned = contests.tuned(runs)
     name = f"confirmed {metric} (%)" if len(best) and best["confirmed"].any() else f"{metric} (%)"
+    measured = 100 * runs.set_index("run_id")[metric]
     rows = [
         {
             **{contests.symbol(key): row[key] for key in contests.conditions(runs)},
             "case": row["case"],
             **{contests.symbol(key): row[key] for key in tuned},
-            **_chosen_and_confirmed(row, metric, name),
+            "at the edge": edge,
+            **_chosen_and_confirmed(row, metric, name, measured.reindex(list(row["run_ids"]))),
             "n": row["n"],
             "diverged seeds": row["diverged_seeds"],
             "settings tried": row["tried"],
@@ -87,7 +83,7 @@ def best_settings(runs: pd.DataFrame, metric: str = "GA") -> pd.DataFrame:
             "expected best of equal budget (%)": 100 * row["expected"],
             "equal budget": row["budget"],
         }
-        for _, row in best.iterrows()
+        for (_, row), edge in zip(best.iterrows(), in_cells(at_edges(best, runs)), strict=True)
     ]
     return pd.DataFrame(rows)
 
@@ -209,46 +205,9 @@ def reference_case(runs: pd.DataFrame) -> str:
     return str(cases.index[0])
 
 
-def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as text: intervals in one cell, numbers with the digits that mean something, no empty columns."""
-    ready: dict[str, list[str]] = {}
-    for name in map(str, table):
-        nothing = table[name].eq(0) if name in QUIET else table[name].map(lambda value: value in ("", None))
-        if nothing.all():
-            continue
-        if name.endswith((" low", " high")) and name.rpartition(" ")[0] in table:
-            continue
-        if f"{name} low" in table:
-            numbers = table["n"] if "n" in table else pd.Series(MIN_FOR_INTERVAL, table.index)
-            cells = zip(table[name], table[f"{name} low"], table[f"{name} high"], numbers, strict=True)
-            ready[name] = [_with_ends(name, *cell) for cell in cells]
-        else:
-            ready[name] = [_cell(name, value) for value in table[name]]
-    return pd.DataFrame(ready)
-
-
-def latex(table: pd.DataFrame, caption: str = "") -> str:
-    """The readable table with booktabs' rules."""
-    text = readable(table).to_latex(
-        index=False, escape=True, caption=caption or None, position="t" if caption else None
-    )
-    for symbol, command in GREEK.items():
-        text = text.replace(symbol, command)
-    return text
-
-
-def html(table: pd.DataFrame) -> str:
-    """The readable table for a page; numbers stand at the right."""
-    text = readable(table)
-    return text.to_html(index=False, border=0, classes="numbers", justify="left")
-
-
-def save(table: pd.DataFrame, stem: Path, caption: str = "") -> list[Path]:
-    """Write CSV with all digits, and LaTeX."""
-    paths = [stem.with_suffix(".csv"), stem.with_suffix(".tex")]
-    spreadsheet.save(table, paths[0])
-    paths[1].write_text(latex(table, caption), encoding="utf-8")
-    return paths
+def spread_columns(name: str, values: "pd.Series[float]") -> dict[str, float]:
+    """The mean of some values, the ends of its interval, and their standard deviation."""
+    return {**columns(name, mean_interval(values.to_numpy())), f"{name} std": float(values.std())}
 
 
 def columns(name: str, interval: Interval) -> dict[str, float]:
@@ -256,14 +215,14 @@ def columns(name: str, interval: Interval) -> dict[str, float]:
     return {name: interval.mean, f"{name} low": interval.low, f"{name} high": interval.high}
 
 
-def _chosen_and_confirmed(row: "pd.Series[Any]", metric: str, name: str) -> dict[str, float]:
-    shown = _percent(Interval(row["mean"], row["low"], row["high"], row["n"]))
+def _chosen_and_confirmed(
+    row: "pd.Series[Any]", metric: str, name: str, values: "pd.Series[float]"
+) -> dict[str, float]:
     if not name.startswith("confirmed"):
-        return columns(name, shown)
-    nothing = Interval(np.nan, np.nan, np.nan, 0)
+        return spread_columns(name, values)
     return {
         f"chosen {metric} (%)": 100 * row["chosen_mean"],
-        **columns(name, shown if row["confirmed"] else nothing),
+        **spread_columns(name, values if row["confirmed"] else values.iloc[:0]),
         "optimism (points)": _optimism(row),
     }
 
@@ -271,10 +230,6 @@ def _chosen_and_confirmed(row: "pd.Series[Any]", metric: str, name: str) -> dict
 def _optimism(row: "pd.Series[Any]") -> float:
     """By how many points the seeds that chose a setting look better than fresh ones."""
     return float(100 * (row["chosen_mean"] - row["mean"])) if row["confirmed"] else np.nan
-
-
-def _percent(interval: Interval) -> Interval:
-    return interval._replace(mean=100 * interval.mean, low=100 * interval.low, high=100 * interval.high)
 
 
 def _pairs(chosen: pd.DataFrame, first: str, second: str, keys: Sequence[str], metric: str) -> pd.DataFrame:
@@ -335,31 +290,6 @@ def _traffic(curve: pd.DataFrame) -> "pd.Series[float]":
     return (curve["bytes_down"] + curve["bytes_up"]).groupby(curve["run_id"]).cumsum()
 
 
-def _with_ends(name: str, value: float, low: float, high: float, n: float) -> str:
-    text = _cell(name, value)
-    if value != value or low != low or n < 2:
-        return text
-    is_interval = n >= MIN_FOR_INTERVAL
-    ends = (_cell(name, low), _cell(name, high))
-    return f"{text} [{ends[0]}, {ends[1]}]" if is_interval else f"{text} ({ends[0]} to {ends[1]})"
-
-
-def _cell(name: str, value: Any) -> str:
-    """A number with the digits that its column deserves."""
-    if value is None or (isinstance(value, float) and np.isnan(value)):
-        return "–"
-    if not isinstance(value, float | np.floating):
-        return contests.shown(value)
-    digits: Mapping[str, str] = {"p": ".3g", "p (Holm)": ".3g", "effect": ".2f", "seconds per round": ".3g"}
-    if name in digits:
-        return format(value, digits[name])
-    if name.endswith((" r", " ρ")):
-        return f"{value:.2f}"
-    if "%" in name or "points" in name:
-        return f"{value:.1f}"
-    return f"{value:.4g}"
-
-
 __all__ = [
     "NOTE",
     "accuracy_and_rounds",
@@ -374,4 +304,5 @@ __all__ = [
     "readable",
     "reference_case",
     "save",
+    "spread_columns",
 ]

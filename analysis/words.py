@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import contests, tables
+from analysis import contests, edges, tables
 from analysis.statistics import MIN_FOR_INTERVAL
 
 
@@ -108,7 +108,7 @@ def _over_conditions(case: str, rival: str, rows: pd.DataFrame, keys: Sequence[s
 
 def _best(runs: pd.DataFrame) -> list[str]:
     best = contests.best_of_grid(runs)
-    remarks = contests.budget_remarks(best)
+    remarks = [*contests.budget_remarks(best), *edges.remarks(best, edges.at_edges(best, runs))]
     if protocol := contests.protocol(runs):
         remarks.insert(0, f"the best settings were {protocol}")
     sentences = [f"{remark[0].upper()}{remark[1:]}." for remark in remarks]

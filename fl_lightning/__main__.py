@@ -1,4 +1,4 @@
-"""The command line: fl-lightning run | compare | partition | sweep | report | runs | list | ui | demo."""
+"""The command line: fl-lightning run | compare | partition | sweep | report | table | runs | list | ui | demo."""
 
 import importlib
 import sys
@@ -17,6 +17,7 @@ COMMANDS = {
     "partition": "Show who would hold which samples, before training.",
     "sweep": "Run a whole study on Ray Tune: a grid or a search, with seeds.",
     "report": "Write a page with the findings, figures and tables of all runs.",
+    "table": "Print one table of the runs, also as LaTeX or CSV.",
     "runs": "List the runs there are, show one, delete some.",
     "list": "Show the methods, models, datasets, engines or studies there are.",
     "ui": "Open the MLflow UI on the runs.",

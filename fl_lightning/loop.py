@@ -60,13 +60,13 @@ def federate(
     Raises:
         UserError: If the settings do not go together.
     """
-    stage = set_up(method, task, dataset, clients, training, federation, seed, holdout)
+    setup = set_up(method, task, dataset, clients, training, federation, seed, holdout)
 
     def rounds() -> Iterator[RoundRecord]:
-        now = resume or beginning(method, task, stage.server)
+        now = resume or beginning(method, task, setup.server)
         for number in range(now.round + 1, federation.rounds + 1):
-            cohort = draw_cohort(method, stage.server, with_round_lr(stage.training, number), federation, number)
-            cohort, data = method.gather(cohort, stage.data)
+            cohort = draw_cohort(method, setup.server, with_round_lr(setup.training, number), federation, number)
+            cohort, data = method.gather(cohort, setup.data)
             record = run_round(method, task, data, engine, cohort, now)
             now = record.after
             yield record
@@ -75,7 +75,7 @@ def federate(
     return rounds()
 
 
-class Stage(NamedTuple):
+class Setup(NamedTuple):
     """What all rounds have in common.
 
     Attributes:
@@ -98,7 +98,7 @@ def set_up(
     federation: Federation,
     seed: int,
     holdout: Tensor | None,
-) -> Stage:
+) -> Setup:
     """Check the settings, and put everything in its place; see `federate`."""
     dataset, device = dataset.to(task.device), task.device
     spare = torch.empty(0, dtype=torch.long) if holdout is None else holdout
@@ -116,7 +116,7 @@ def set_up(
     indices = method.local_data(clients, spare, seed)
     check_batches(training, list(map(len, indices)), server.smallest_batch)
     data = [ClientData(n, dataset, places.to(device), task.dtype) for n, places in enumerate(indices)]
-    return Stage(server, training, data)
+    return Setup(server, training, data)
 
 
 def beginning(method: Method, task: Task, server: Server) -> Snapshot:

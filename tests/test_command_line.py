@@ -222,7 +222,9 @@ def test_compare_prints_a_table_and_saves_a_picture(out, capsys):
     study = re.search(r"report --study (\S+) --runs (.*)", text)
     assert len(runs.load(study[2], study=study[1])) == 4
     assert "4/4" in error
-    assert (out / "comparison.png").stat().st_size > 1000
+    (picture,) = out.glob("*.png")
+    assert picture.name.startswith("comparison-fedavg-product_only-")  # what it compares
+    assert picture.stat().st_size > 1000
 
 
 def test_ctrl_c_is_quiet(monkeypatch, capsys):
@@ -258,3 +260,19 @@ def test_verbose_shows_all_metrics(out, capsys):
     _, _, error = call(capsys, "run", "--method", "fola", *flags, "--out", out, "--verbose")
     assert "round 2: GA" in error
     assert "weight_shift" in error
+
+
+def test_compare_prints_a_table_for_a_paper_and_nothing_else(out, capsys):
+    flags = ["--methods", "fedavg,fola", "--seeds", "0,1", *(flag for flag in QUICK if flag != "--quiet"), "--out", out]
+    code, text, error = call(capsys, "compare", *flags, "--name", "two", "--threshold", 0.1, "--latex")
+    assert code == 0
+    assert text.startswith("% \\usepackage{booktabs}\n\\begin{table}")
+    assert text.endswith("\\end{table}\n")
+    assert "\\label{tab:two}" in text
+    assert text.count("$\\pm$") >= 4
+    assert str(out / "comparison-two.png") in error
+    code, text, _ = call(capsys, "compare", *flags, "--name", "two", "--threshold", 0.1, "--csv")
+    first, *rows = text.splitlines()
+    assert first.startswith("case,")
+    assert "rounds to 10%" in first
+    assert [row.partition(",")[0] for row in rows] == ["FedAvg", "FOLA"]

@@ -7,7 +7,7 @@ from torch.func import grad
 
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.full import Full, largest_eigenvalue
-from fl_lightning.gaussian.prior import Prior
+from fl_lightning.gaussian.prior import PriorLoss
 from fl_lightning.gaussian.product import collapse, product
 from fl_lightning.params import flatten, unflatten
 
@@ -242,7 +242,7 @@ def test_the_largest_eigenvalue_hides_in_no_start():
 @pytest.mark.parametrize("strength", [1.0, 3.0])
 def test_the_prior_loss_of_any_form(strength):
     for gaussian in (full_gaussians(1)[0].damped(0.2), gaussians(1)[0]):
-        penalty = Prior(gaussian, strength)
+        penalty = PriorLoss(gaussian, strength)
         theta = {name: value + 0.5 for name, value in gaussian.mean.items()}
         assert float(penalty.value(theta)) == pytest.approx(strength * float(gaussian.distance(theta)))
         expected = grad(penalty.value)(theta)

@@ -1,4 +1,4 @@
-"""Means over seeds, for every table and curve of comparisons and sweeps."""
+"""Means over seeds, for every table of comparisons and sweeps."""
 
 from collections.abc import Sequence
 from statistics import fmean, stdev
@@ -31,11 +31,3 @@ def arrival(histories: Sequence[History], threshold: float, digits: str) -> str:
         return "never"
     share = f" ({len(reached)}/{len(histories)})" if len(reached) < len(histories) else ""
     return mean_and_deviation(reached, digits) + share
-
-
-def mean_curve(histories: Sequence[History]) -> list[dict[str, float]]:
-    """GA and LA by round, averaged over runs, as long as all of them last."""
-    return [
-        {metric: fmean(measured.metrics[metric] for measured in together) for metric in ("GA", "LA")}
-        for together in zip(*histories, strict=False)
-    ]

@@ -11,7 +11,7 @@ from fl_lightning.errors import require
 from fl_lightning.experiment import check
 from fl_lightning.runs.folder import Result
 from fl_lightning.system import activity
-from tune.averages import arrival, mean_and_deviation, mean_curve
+from tune.averages import arrival, mean_and_deviation
 from tune.estimate import Estimate
 from tune.grid import cells
 from tune.study import Case, Study
@@ -27,6 +27,7 @@ class Outcome(NamedTuple):
     variant: str
     seed: int
     result: Result
+    config: RunConfig
 
 
 def variant_settings(variant: str) -> dict[str, str]:
@@ -84,7 +85,9 @@ def compare(study: Study, options: Options, watch: Watch) -> tuple[list[Outcome]
     slots = min(options.max_concurrent or len(todo), len(todo), local_slots(options.resources))
     alone = slots <= 1 or _seconds(todo) < WORTH_SECONDS
     found = sweep(study, options._replace(in_process=alone, pictures=True), watch)
-    outcomes = [Outcome(cell.cell.case, config.seed, result) for cell in found.cells for config, result in cell.runs]
+    outcomes = [
+        Outcome(cell.cell.case, config.seed, result, config) for cell in found.cells for config, result in cell.runs
+    ]
     return outcomes, found.failures
 
 
@@ -124,12 +127,3 @@ def table(outcomes: Sequence[Outcome], threshold: float) -> list[dict[str, str]]
             }
         )
     return rows
-
-
-def mean_curves(outcomes: Sequence[Outcome]) -> dict[str, list[dict[str, float]]]:
-    """GA and LA by round for every variant, averaged over the runs that finished."""
-    curves = {}
-    for variant in dict.fromkeys(outcome.variant for outcome in outcomes):
-        mine = [o.result for o in outcomes if o.variant == variant and o.result.status == "finished"]
-        curves[variant] = mean_curve([result.history for result in mine])
-    return {variant: curve for variant, curve in curves.items() if curve}

@@ -22,7 +22,7 @@ from fl_lightning.engines.engine import Fit, mean_loss
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.experiment import Outputs, Problem, Progress
 from fl_lightning.federation import draw_cohort
-from fl_lightning.loop import Stage, beginning, close_round, plans_of, set_up
+from fl_lightning.loop import Setup, beginning, close_round, plans_of, set_up
 from fl_lightning.method import Cohort, Context, Method, Step, with_round_lr
 from fl_lightning.params import Params, zip_map
 from fl_lightning.probes.accuracy import score
@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
     """A run whose first round is about to be trained."""
 
     config: RunConfig
-    stage: Stage
+    setup: Setup
     before: Snapshot
     cohort: Cohort
     context: Context
@@ -173,7 +173,7 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
     if method.one_by_one:
         return None
     try:
-        stage = set_up(
+        setup = set_up(
             method,
             task,
             problem.dataset,
@@ -183,18 +183,18 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
             config.seed,
             problem.holdout,
         )
-        before = beginning(method, task, stage.server)
+        before = beginning(method, task, setup.server)
     except (UserError, Diverged):
         return None  # it fails by itself, where somebody listens
-    cohort = draw_cohort(method, stage.server, with_round_lr(stage.training, 1), federation, 1)
-    if method.gather(cohort, stage.data)[0] is not cohort:
+    cohort = draw_cohort(method, setup.server, with_round_lr(setup.training, 1), federation, 1)
+    if method.gather(cohort, setup.data)[0] is not cohort:
         return None
     context = method.broadcast(before.state, cohort)
     plain = all(method.penalty(context.of_member(position)) is None for position in range(len(cohort.members)))
-    own_data = all(torch.equal(d.indices.cpu(), c) for d, c in zip(stage.data, problem.clients, strict=True))
-    apart = config.engine.trains_apart(task, plans_of(cohort, stage.data))
+    own_data = all(torch.equal(d.indices.cpu(), c) for d, c in zip(setup.data, problem.clients, strict=True))
+    apart = config.engine.trains_apart(task, plans_of(cohort, setup.data))
     if plain and own_data and apart and _equal(context.start, task.initial.params):
-        return Candidate(config, stage, before, cohort, context)
+        return Candidate(config, setup, before, cohort, context)
     return None
 
 
@@ -222,7 +222,7 @@ def _rounds_of(group: Sequence[Candidate], problem: Problem) -> Iterator[tuple[R
     bundle = Bundle(tuple(Observer(method, frozenset(epochs[method])) for method in methods))
     told = contexts.values()
     context = Context(task.initial.params, tuple(c.shared for c in told), tuple(c.own for c in told))
-    plans = plans_of(longest.cohort, longest.stage.data)
+    plans = plans_of(longest.cohort, longest.setup.data)
     fits = list(longest.config.engine.fit(bundle, task, context, task.initial.buffers, plans))
     scores: dict[int, list[Score]] = {}
     for candidate in group:
@@ -234,7 +234,7 @@ def _record(
     candidate: Candidate, problem: Problem, fits: Sequence[Fit], place: int, scores: dict[int, list[Score]]
 ) -> Iterator[RoundRecord]:
     epochs, cohort = candidate.epochs, candidate.cohort
-    plans = plans_of(cohort, candidate.stage.data)
+    plans = plans_of(cohort, candidate.setup.data)
     own = []
     for fit, plan in zip(fits, plans, strict=True):
         trajectory: Trajectory = fit.local.trace

@@ -12,11 +12,14 @@ from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.folder import Result
 from tune import best
 from tune.averages import arrival, mean_and_deviation
+from tune.edges import edges, space_of
 from tune.grid import Cell
 from tune.study import Stop, Study
 
 # Accuracies are shown in percent.
 PERCENT = frozenset({"GA", "LA", best.VALIDATION})
+# The column of settings that are best at an end of what was tried: a better one may lie beyond.
+EDGE = "at the edge"
 
 
 class CellOutcome(NamedTuple):
@@ -102,6 +105,9 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
         if len(lengths) > 1 and best.ROUNDS not in tuned:
             row["rounds"] = str(cell.config.federation.rounds)
         row |= {key: _short(cell.point.get(key, "")) for key in tuned}
+        if tuned:
+            at_edge = edges(cell.point, space_of(study, cell.case))
+            row[EDGE] = ", ".join(f"{key} ({side})" for key, side in at_edge.items())
         for metric in dict.fromkeys((study.metric, "GA", "LA", *probed)):
             if confirming and metric == _reported(study.metric):
                 row |= _confirmed(metric, outcome, confirming.get(cell.contest))
@@ -114,6 +120,8 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
         if confirming:
             row["confirming"] = _counted(confirming[cell.contest]) if cell.contest in confirming else ""
         table.append(row)
+    if not any(row.get(EDGE) for row in table):
+        return [{key: cell for key, cell in row.items() if key != EDGE} for row in table]
     return table
 
 

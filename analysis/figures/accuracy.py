@@ -12,8 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import contests, style
-from analysis.columns import DISPLAY
-from analysis.style import Picture
+from analysis.style import AXIS_NAMES, Look, Picture
+from fl_lightning.runs import strokes
+from fl_lightning.runs.palette import DISPLAY
 
 LEARNING = ("training.lr", "training.epochs", "training.batch_size")
 LABELS = {
@@ -22,7 +23,6 @@ LABELS = {
     "training.batch_size": "batch size B",
     "data.alpha": "Dirichlet α (small: heterogeneous)",
 }
-NAMES = {"GA": "GA: server's model (%)", "LA": "LA: clients' models (%)"}
 
 
 def best_for_alpha_and_clients(runs: pd.DataFrame) -> Picture:
@@ -38,7 +38,9 @@ def best_for_alpha_and_clients(runs: pd.DataFrame) -> Picture:
     for number in numbers:
         for case in cases:
             mine = best.loc[best["case"].eq(case) & best["data.clients"].eq(number)]
-            _line(panel, mine, "data.alpha", alphas, colours[number], dashes[case], "o")
+            _line(
+                panel, mine, "data.alpha", alphas, Look(colours[number], "o"), dashes[case], len(numbers) * len(cases)
+            )
     _x_axis(panel, "data.alpha", alphas)
     panel.set_ylabel("best GA (%)")
     style.legend(
@@ -59,7 +61,7 @@ def best_for_alpha(runs: pd.DataFrame) -> Picture:
     figure, (panel,) = style.picture()
     looks = _looks(best)
     for case, look in looks.items():
-        _line(panel, best.loc[best["case"].eq(case)], "data.alpha", alphas, look.colour, "solid", look.marker)
+        _line(panel, best.loc[best["case"].eq(case)], "data.alpha", alphas, look, "solid", len(looks))
     _x_axis(panel, "data.alpha", alphas)
     panel.set_ylabel("best GA (%)")
     style.legend(figure, _case_entries(looks))
@@ -82,7 +84,7 @@ def over_hyperparameters(runs: pd.DataFrame, keys: Sequence[str] = LEARNING) -> 
         for alpha in alphas:
             for case, look in looks.items():
                 mine = best.loc[best["case"].eq(case) & best["data.alpha"].eq(alpha)]
-                _line(panel, mine, key, values, look.colour, dashes[alpha], look.marker)
+                _line(panel, mine, key, values, look, dashes[alpha], len(alphas) * len(looks))
         _x_axis(panel, key, values)
         panel.set_ylabel("GA (%)")
         tables.append(best)
@@ -112,8 +114,8 @@ def over_epochs(runs: pd.DataFrame, key: str = "training.epochs") -> Picture:
             for mine in groups:
                 strength = mine["method.strength"].iloc[0] if "method.strength" in mine else None
                 dash = dashes.get(strength, dashes[None])
-                _line(panel, mine, key, values, look.colour, dash, look.marker)
-        panel.set_ylabel(NAMES[metric])
+                _line(panel, mine, key, values, look, dash, len(dashes) * len(looks))
+        panel.set_ylabel(AXIS_NAMES[metric])
     _x_axis(panels[-1], key, values)
     strength_entries = [(f"λ = {contests.shown(s)}", {"linestyle": d}) for s, d in dashes.items() if s is not None]
     style.legend(figure, _case_entries(looks), strength_entries)
@@ -129,20 +131,18 @@ def _measured(best: pd.DataFrame, runs: pd.DataFrame, metric: str) -> pd.DataFra
     return best.assign(**{name: [getattr(i, name) for i in intervals] for name in ("mean", "low", "high", "n")})
 
 
-def _line(
-    panel: Axes, best: pd.DataFrame, key: str, values: Sequence[Any], colour: str, dash: Any, marker: str
-) -> None:
+def _line(panel: Axes, best: pd.DataFrame, key: str, values: Sequence[Any], look: Look, dash: Any, lines: int) -> None:
     """Means with their intervals; NaN, which breaks the line, where there is none."""
     rows = best.drop_duplicates(key).set_index(key).reindex(list(values))
     x = np.arange(len(values))
     mean, low, high = (100 * rows[name].to_numpy(dtype=float) for name in ("mean", "low", "high"))
-    panel.plot(x, mean, color=colour, linestyle=dash, marker=marker, ms=3.2, lw=1.3)
+    strokes.curve(panel, x, mean, look, dash, longest=1)
     if np.nanmax(rows["n"].to_numpy(dtype=float), initial=0) > 1:
-        panel.fill_between(x, low, high, color=colour, linewidth=0)
+        strokes.band(panel, x, low, high, look.colour, lines)
     died = x[(rows["n"].to_numpy(dtype=float) == 0) & (rows["diverged"].to_numpy(dtype=float) > 0)]
     if len(died):
         ground = panel.get_xaxis_transform()
-        panel.plot(died, np.full(len(died), 0.03), "x", color=colour, transform=ground, clip_on=False, ms=4)
+        panel.plot(died, np.full(len(died), 0.03), "x", color=look.colour, transform=ground, clip_on=False, ms=4)
 
 
 def _x_axis(panel: Axes, key: str, values: Sequence[Any]) -> None:
@@ -163,12 +163,12 @@ def _lacking(runs: pd.DataFrame, key: str) -> str:
     return "" if runs["ended"].any() or runs["status"].eq("diverged").any() else "no run has ended"
 
 
-def _looks(best: pd.DataFrame) -> dict[str, style.Look]:
+def _looks(best: pd.DataFrame) -> dict[str, Look]:
     methods = {case: DISPLAY.get(m, m) for case, m in zip(best["case"], best["method"], strict=True)}
     return style.looks(list(dict.fromkeys(best["case"])), methods)
 
 
-def _case_entries(looks: Mapping[str, style.Look]) -> list[tuple[str, dict[str, Any]]]:
+def _case_entries(looks: Mapping[str, Look]) -> list[tuple[str, dict[str, Any]]]:
     return [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
 
 
@@ -179,8 +179,7 @@ def _rounds(runs: pd.DataFrame) -> str:
 
 def _finish(figure: Picture, best: pd.DataFrame, runs: pd.DataFrame, remarks: Sequence[str], basis: str) -> Picture:
     for panel in figure.axes:
-        for band in panel.collections:
-            band.set_alpha(style.opacity(len(panel.lines)))
+        strokes.percent(panel)
     tried = sorted(set(best["tried"]))
     settings = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[-1]}"
     choice = f"; best of {settings} settings" if tried[-1] > 1 else ""

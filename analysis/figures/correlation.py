@@ -7,9 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import contests, style
-from analysis.columns import DISPLAY
 from analysis.statistics import Correlation, Interval, correlation
-from analysis.style import MARKERS, Picture
+from analysis.style import AXIS_NAMES, Picture
+from fl_lightning.runs import strokes
+from fl_lightning.runs.palette import DISPLAY, MARKERS
 
 
 def global_against_local(runs: pd.DataFrame) -> Picture:
@@ -34,7 +35,8 @@ def global_against_local(runs: pd.DataFrame) -> Picture:
         if found.pearson is not None:
             _regression(panel, 100 * ended["LA"], 100 * ended["GA"], style.ink(), style.DASHES[1])
         entries.append((f"all: {in_words(found)}", {"color": style.ink(), "linestyle": style.DASHES[1]}))
-    panel.set(xlabel="LA: clients' models (%)", ylabel="GA: server's model (%)")
+    panel.set(xlabel=AXIS_NAMES["LA"], ylabel=AXIS_NAMES["GA"])
+    strokes.percent(panel)
     style.legend(figure, entries, columns=1)
     style.headline(figure, f"one point per run; {_numbers(ended)}")
     figure.remarks = [*runs.attrs.get("remarks", ()), *remarks]
@@ -76,6 +78,7 @@ def errors_behind_accuracies(runs: pd.DataFrame, references: pd.DataFrame | None
         panel.set_xscale("log")
         style.logarithmic(panel)
         panel.set(xlabel=f"{names[x]} (log scale)", ylabel=f"{y} (%)")
+        strokes.percent(panel)
         apart = points.loc[positive]
         found = correlation(np.log(apart[x]), apart[y], contests.setting_numbers(apart))
         panel.set_title(f"{y} and log {x}: {in_words(found)}", fontsize=6, color=style.ink(), loc="left")
@@ -138,5 +141,8 @@ def _with_ends(value: Interval) -> str:
 
 def _regression(panel: Axes, x: "pd.Series[float]", y: "pd.Series[float]", colour: str, dash: object) -> None:
     slope, offset = np.polyfit(x, y, 1)
+    # As far as there are points, and no further than accuracies go.
     ends = np.array([x.min(), x.max()])
+    if slope:
+        ends = ends.clip(*sorted((edge - offset) / slope for edge in (0, 100)))
     panel.plot(ends, slope * ends + offset, color=colour, linestyle=dash, lw=1.0)

@@ -11,11 +11,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import contests, style
-from analysis.columns import DISPLAY
 from analysis.statistics import Band, mean_band
-from analysis.style import Look, Picture
+from analysis.style import AXIS_NAMES, Look, Picture
+from fl_lightning.runs import strokes
+from fl_lightning.runs.palette import DISPLAY
 
-AXIS_NAMES = {"GA": "GA: server's model (%)", "LA": "LA: clients' models (%)"}
 # More curves of runs that are no results would hide the others.
 MAX_LOOSE = 10
 
@@ -36,15 +36,18 @@ class Line(NamedTuple):
     loose: pd.DataFrame
 
 
-def learning_curves(rounds: pd.DataFrame, by: str | None = None, metrics: Sequence[str] = ("GA", "LA")) -> Picture:
+def learning_curves(
+    rounds: pd.DataFrame, by: str | None = None, metrics: Sequence[str] = ("GA", "LA"), wide: bool = False
+) -> Picture:
     """GA and LA over the rounds; colour is the case, dash the value of one setting.
 
     Args:
         rounds: From `runs.rounds`.
         by: The setting that the dash shows; by default a condition that varies, if one does.
         metrics: One panel each.
+        wide: Over both columns of a paper, with the panels side by side.
     """
-    return _draw(rounds, by, metrics, _rounds_axis)
+    return _draw(rounds, by, metrics, _rounds_axis, wide)
 
 
 def curves_by_clients(rounds: pd.DataFrame) -> Picture:
@@ -107,7 +110,11 @@ def _seconds_axis(rounds: pd.DataFrame) -> Axis:
 
 
 def _draw(
-    rounds: pd.DataFrame, by: str | None, metrics: Sequence[str], axis_of: Callable[[pd.DataFrame], Axis]
+    rounds: pd.DataFrame,
+    by: str | None,
+    metrics: Sequence[str],
+    axis_of: Callable[[pd.DataFrame], Axis],
+    wide: bool = False,
 ) -> Picture:
     if not len(rounds):
         return style.empty("no round has been measured yet", rounds)
@@ -131,21 +138,24 @@ def _draw(
     cases = list(dict.fromkeys(line.case for line in lines))
     methods = {line.case: DISPLAY.get(m, m) for line in lines for m in _all(line)["method"].iloc[:1]}
     looks, dashes = style.looks(cases, methods), style.dashes(values)
-    figure, panels = style.picture(len(metrics), height=2.3 if len(lines) <= 6 else 3.0, sharex=True)
-    opacity = style.opacity(len(lines))
-    longest = rounds["round"].max()
+    figure, panels = style.picture(len(metrics), height=2.3 if len(lines) <= 6 else 3.0, wide=wide, sharex=True)
+    longest = int(rounds["round"].max())
     bands: list[Band] = []
     for panel, metric in zip(panels, metrics, strict=True):
         for line in lines:
-            bands += _curve(panel, line, metric, looks[line.case], dashes[line.value], longest, opacity)
+            bands += _curve(panel, line, metric, looks[line.case], dashes[line.value], longest, len(lines))
         panel.set_ylabel(AXIS_NAMES.get(metric, metric))
-    panels[-1].set_xlabel(axis.label)
+        if metric in AXIS_NAMES:
+            strokes.percent(panel)
+    label = axis.label
     if axis.whole:
-        style.whole_numbers(panels[-1])
+        strokes.rounds(panels[-1], longest)
     elif _far_apart(rounds):
         panels[-1].set_xscale("log")
         style.logarithmic(panels[-1])
-        panels[-1].set_xlabel(f"{axis.label}, log scale")
+        label = f"{label}, log scale"
+    for panel in panels if wide else panels[-1:]:
+        panel.set_xlabel(label)
     entries = [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
     settings = []
     if len(values) > 1 and by is not None:
@@ -215,17 +225,15 @@ def _lines(rounds: pd.DataFrame, by: str | None, metric: str) -> tuple[list[Line
     return lines, best
 
 
-def _curve(panel: Axes, line: Line, metric: str, look: Look, dash: Any, longest: int, opacity: float) -> Iterator[Band]:
-    every = max(1, round(longest / 8))
+def _curve(panel: Axes, line: Line, metric: str, look: Look, dash: Any, longest: int, lines: int) -> Iterator[Band]:
     if len(line.results):
         wide = line.results.pivot(index="run_id", columns="round", values=metric)
         wide = wide[wide.columns[wide.notna().all()]]  # a study may stop some seeds earlier than others
         x = line.results.groupby("round")["x"].mean().reindex(wide.columns)
         band = mean_band(100 * wide.to_numpy())
-        marks: dict[str, Any] = {"marker": look.marker, "ms": 3.2, "markevery": every}
-        panel.plot(x, band.mean, color=look.colour, linestyle=dash, lw=1.3, **marks)
+        strokes.curve(panel, x, band.mean, look, dash, longest)
         if band.n > 1:
-            panel.fill_between(x, band.low, band.high, color=look.colour, alpha=opacity, linewidth=0)
+            strokes.band(panel, x, band.low, band.high, look.colour, lines)
         yield band
     for _, run in line.loose.groupby("run_id"):
         panel.plot(run["x"], 100 * run[metric], color=look.colour, linestyle=dash, lw=0.7, alpha=0.7)

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 
 from analysis import contests, style
 from analysis.statistics import mean_band
-from analysis.style import Picture
+from analysis.style import AXIS_NAMES, Look, Picture
+from fl_lightning.runs import strokes
 
 # The diagonal is FOLA itself and keeps its colour; the plain average is FedAvg's.
 FORMS: Mapping[str, tuple[str, str]] = {
@@ -24,7 +25,6 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "none": ("average (FedAvg)", "FedAvg"),
 }
 STYLES = {"online": style.DASHES[0], "offline": style.DASHES[1], "none": style.DASHES[0]}
-AXIS_NAMES = {"GA": "GA: server's model (%)", "LA": "LA: clients' models (%)"}
 
 
 class Kind(NamedTuple):
@@ -36,7 +36,7 @@ class Kind(NamedTuple):
 
 def curvatures(rounds: pd.DataFrame) -> Picture:
     """GA and LA of all curvatures over the rounds."""
-    return _over_rounds(rounds, {"GA": AXIS_NAMES["GA"], "LA": AXIS_NAMES["LA"]}, 100)
+    return _over_rounds(rounds, AXIS_NAMES, 100)
 
 
 def cosine_of_precisions(rounds: pd.DataFrame) -> Picture:
@@ -70,6 +70,7 @@ def ridge_curves(ridges: pd.DataFrame) -> Picture:
                 numbers.add(len(wide))
                 _curve(panel, wide.columns.to_numpy(), 100 * wide.to_numpy(), kind)
         panel.set_ylabel(f"accuracy (%), round {number}")
+        strokes.percent(panel)
     panels[-1].set_xlabel("share $π_1$ of client 1 (0: client 2's model, 1: client 1's)")
     _legend(figure, list(shown))
     style.headline(figure, style.seeds(sorted(numbers)))
@@ -131,11 +132,15 @@ def _over_rounds(rounds: pd.DataFrame, metrics: Mapping[str, str], scale: float)
                 _curve(panel, wide.columns.to_numpy(), scale * wide.to_numpy(), kind)
             for _, run in mine.loc[~mine["ended"]].groupby("run_id"):
                 shown[kind] = None
-                panel.plot(run["round"], scale * run[metric], color=_colour(kind), lw=0.6, alpha=0.7)
-                panel.plot(run["round"].iloc[-1:], scale * run[metric].iloc[-1:], "X", color=_colour(kind), ms=4)
+                panel.plot(run["round"], scale * run[metric], color=_look(kind.form).colour, lw=0.6, alpha=0.7)
+                panel.plot(
+                    run["round"].iloc[-1:], scale * run[metric].iloc[-1:], "X", color=_look(kind.form).colour, ms=4
+                )
         panel.set_ylabel(metrics[metric])
+        if metric in AXIS_NAMES:
+            strokes.percent(panel)
     panels[-1].set_xlabel("round")
-    style.whole_numbers(panels[-1])
+    strokes.rounds(panels[-1], int(rounds["round"].max()))
     _legend(figure, list(shown))
     style.headline(figure, style.seeds(sorted(numbers)))
     figure.remarks = [*rounds.attrs.get("remarks", ()), *remarks]
@@ -157,32 +162,21 @@ def _kinds(table: pd.DataFrame) -> Iterator[tuple[Kind, pd.DataFrame]]:
 
 def _curve(panel: Axes, x: Any, values: Any, kind: Kind) -> None:
     band = mean_band(values)
-    marker = style.METHODS[FORMS[kind.form][1]][2]
-    every = max(1, round(len(x) / 8))
-    panel.plot(
-        x,
-        band.mean,
-        color=_colour(kind),
-        linestyle=STYLES[kind.evaluation],
-        lw=1.2,
-        marker=marker,
-        ms=3,
-        markevery=every,
-    )
+    look = _look(kind.form)
+    strokes.curve(panel, x, band.mean, look, STYLES[kind.evaluation])
     if band.n > 1:
-        panel.fill_between(x, band.low, band.high, color=_colour(kind), alpha=0.13, linewidth=0)
+        strokes.band(panel, x, band.low, band.high, look.colour, len(FORMS))
 
 
-def _colour(kind: Kind) -> str:
-    name = FORMS[kind.form][1]
-    return style.looks([name], {})[name].colour
+def _look(form: str) -> Look:
+    name = FORMS[form][1]
+    return style.looks([name], {})[name]
 
 
 def _legend(figure: Picture, kinds: Sequence[Kind]) -> None:
     forms = [form for form in FORMS if any(kind.form == form for kind in kinds)]
     entries: list[tuple[str, Mapping[str, Any]]] = [
-        (FORMS[form][0], {"color": _colour(Kind(form, "none")), "marker": style.METHODS[FORMS[form][1]][2]})
-        for form in forms
+        (FORMS[form][0], {"color": _look(form).colour, "marker": _look(form).marker}) for form in forms
     ]
     ways = [way for way in ("online", "offline") if any(kind.evaluation == way for kind in kinds)]
     style.legend(figure, entries, [(way, {"linestyle": STYLES[way]}) for way in ways])

@@ -5,14 +5,18 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_lightning import config as configuration
 from fl_lightning.cli.flags import CommandParser
 from fl_lightning.cli.hints import GA_AND_LA, command, is_server, look, shown
+from fl_lightning.cli.table import add_formats
 from fl_lightning.errors import UserError, require
 from fl_lightning.runs.store import store_uri
 from fl_lightning.system.text import render
+
+if TYPE_CHECKING:
+    from tune.comparison import Outcome
 
 EPILOG = """All settings of `fl-lightning run` may follow, except method and seed; see fl-lightning run --help.
 Example: fl-lightning compare --methods fedavg,fola,offline:fola+curvature=offline --seeds 0,1,2 --data.alpha 0.01"""
@@ -27,18 +31,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config", action="append", default=[], help="YAML file with settings; flags override it")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
     parser.add_argument("--name", help="to select its runs by, as fl-lightning report --study NAME [from the methods]")
-    parser.add_argument("--picture", type=Path, help="where to save the learning curves [OUT/comparison.png]")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--picture", type=Path, help="where to save the learning curves [OUT/comparison-NAME.png]")
+    add_formats(parser)
     parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="runs at once, at most [all cores]")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
     options, flags = parser.parse_known_args(list(arguments))
     from tune import study_file  # which imports this package
+    from tune.comparison import name_of
 
     flags = [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
     require(0 < options.threshold <= 1, f"--threshold must lie in (0, 1], got {options.threshold:g}; 0.8 is 80 %")
     require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
-    options.picture = writable_picture(options.picture or options.out / "comparison.png")
     variants = [variant for variant in options.methods.split(",") if variant]
     require(bool(variants), "--methods needs at least one name; see fl-lightning list methods")
     try:
@@ -56,6 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     settings = configuration.flags_to_settings(flags)
     for key in ("method", "seed"):
         require(key not in settings, f"--{key} is what a comparison varies; use --{key}s")
+    options.name = options.name or name_of(settings, variants)
+    options.picture = writable_picture(options.picture or options.out / f"comparison-{options.name}.png")
     return show(settings, variants, seeds, options)
 
 
@@ -81,22 +87,47 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
         study = comparison.study_of(settings, variants, seeds, options.name)
         how = Options(options.out.resolve(), max_concurrent=options.max_concurrent, fresh=options.fresh)
         outcomes, failures = comparison.compare(study, how, line.show)
-    if outcomes:
+    for_file = options.latex or options.csv
+    if outcomes and for_file:
+        print(written(outcomes, options).replace("\r\n", "\n"), end="")
+    elif outcomes:
         print(render(comparison.table(outcomes, options.threshold), options.markdown))
         print(f"\n{GA_AND_LA}")
+    beside = sys.stderr if for_file else sys.stdout  # so that > table.tex holds nothing but the table
     for outcome in outcomes:
         if outcome.result.status != "finished":
-            print(f"{outcome.variant} seed {outcome.seed}: {outcome.result.message}")
+            print(f"{outcome.variant} seed {outcome.seed}: {outcome.result.message}", file=beside)
     for name, reason in failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
-    print()
-    if curves := comparison.mean_curves(outcomes):
-        from fl_lightning.runs import pictures
-
-        print(f"curves   {shown(pictures.save(pictures.learning_curves(curves), options.picture))}")
-    print(f"report   {command('report', '--study', study.name, *_store(options.out))}")
-    print(f"compare  {look(options.out)}")
+    print(file=beside)
+    if (picture := draw(outcomes, options.picture)) is not None:
+        print(f"curves   {shown(picture)}", file=beside)
+    print(f"report   {command('report', '--study', study.name, *_store(options.out))}", file=beside)
+    print(f"compare  {look(options.out)}", file=beside)
     return 0 if not failures else 1
+
+
+def written(outcomes: Sequence["Outcome"], options: Namespace) -> str:
+    """The table for a paper or for a program."""
+    from analysis import formats, results, tables
+    from analysis.figures.curves import finals
+
+    rounds = results.rounds((outcome.variant, outcome.config, outcome.result) for outcome in outcomes)
+    require(len(rounds) > 0, "no run has measured a round, so there is no table")
+    table = tables.accuracy_and_rounds(finals(rounds), rounds, (options.threshold,))
+    if options.csv:
+        return formats.csv(table)
+    caption = formats.caption_of("Accuracies and rounds to a threshold", table, "std")
+    return formats.latex(table, caption, f"tab:{options.name}", "std")
+
+
+def draw(outcomes: Sequence["Outcome"], path: Path) -> Path | None:
+    """The learning curves with their spread over the seeds; None if no run has measured a round."""
+    from analysis import figures, results  # matplotlib: not for errors and help
+    from fl_lightning.runs.pictures import save
+
+    rounds = results.rounds((outcome.variant, outcome.config, outcome.result) for outcome in outcomes)
+    return save(figures.learning_curves(rounds, wide=True), path) if len(rounds) else None
 
 
 def _store(out: Path) -> list[str | Path]:

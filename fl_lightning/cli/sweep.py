@@ -257,13 +257,13 @@ def _report(study: "Study", how: "Options", outcome: "Outcome") -> "Written":
 
 
 def _draw(outcome: "Outcome", path: Path) -> Path:
-    """The mean learning curve of every case's best setting."""
-    from fl_lightning.runs import pictures
-    from tune.averages import mean_curve
+    """The learning curves of every case's best setting, with their spread over the seeds."""
+    from analysis import figures, results
+    from fl_lightning.runs.pictures import save
     from tune.outcome import best_of
 
-    curves = {best.cell.case: mean_curve([one.history for one in best.good]) for best in best_of(outcome.cells)}
-    return pictures.save(pictures.learning_curves(curves), path)
+    rounds = results.rounds((best.cell.case, *run) for best in best_of(outcome.cells) for run in best.runs)
+    return save(figures.learning_curves(rounds, wide=True), path)
 
 
 def _summary(outcome: "Outcome", table: Sequence[dict[str, str]], protocol: str) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from torch import Tensor
 from fl_lightning.params import Params, unflatten
 from fl_lightning.system import activity
 
-Order = Literal["ascending", "rank_matched"]
+EigenOrder = Literal["ascending", "rank_matched"]
 
 
-def as_diagonal(matrix: Tensor, like: Params, order: Order) -> Params:
+def as_diagonal(matrix: Tensor, like: Params, order: EigenOrder) -> Params:
     """The eigenvalues, one for each parameter.
 
     ascending: the j-th smallest goes to the j-th parameter, as eigensolvers sort them: all clients' precisions look

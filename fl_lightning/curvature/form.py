@@ -11,8 +11,8 @@ from typing import Literal
 from torch import Tensor
 
 from fl_lightning.curvature import e_full, full
-from fl_lightning.curvature.e_full import Order
-from fl_lightning.curvature.full import Visit
+from fl_lightning.curvature.e_full import EigenOrder
+from fl_lightning.curvature.full import PathStep
 from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
@@ -50,13 +50,15 @@ def gaussian(form: Form, mean: Params, precision: Params) -> Gaussian:
     return Full(mean, precision[MATRIX]) if form == "full" else Diagonal(mean, precision)
 
 
-def at_end(form: Form, order: Order, local: Local) -> Params:
+def at_end(form: Form, order: EigenOrder, local: Local) -> Params:
     """Curvature of all the client's samples at its final model, full or e-full."""
     matrix = full.at(local.task, Weights(local.params, local.buffers), local.data)
     return _in_form(form, order, matrix, local.params)
 
 
-def along_path(form: Form, order: Order, local: Local, start: Params, path: Sequence[Tensor], equal: bool) -> Params:
+def along_path(
+    form: Form, order: EigenOrder, local: Local, start: Params, path: Sequence[Tensor], equal: bool
+) -> Params:
     """sum_t s_t C(theta_t; batch_t), full or e-full, with theta_t before step t.
 
     Args:
@@ -68,13 +70,13 @@ def along_path(form: Form, order: Order, local: Local, start: Params, path: Sequ
         equal: Whether s_t is 1 for every step, instead of the batch's share |batch_t| / |client data|.
     """
 
-    def visits() -> Iterator[Visit]:
+    def steps() -> Iterator[PathStep]:
         before = chain([start], (unflatten(vector, start) for vector in path[:-1]))
         for params, places in zip(before, local.plan.all_batches(), strict=True):
             share = 1.0 if equal else len(places) / len(local.data)
-            yield Visit(Weights(params, local.buffers), places, share)
+            yield PathStep(Weights(params, local.buffers), places, share)
 
-    return _in_form(form, order, full.along(local.task, local.data, visits()), start)
+    return _in_form(form, order, full.along(local.task, local.data, steps()), start)
 
 
 def check(form: Form, online: bool, training: Training, server: Server) -> None:
@@ -109,5 +111,5 @@ def check(form: Form, online: bool, training: Training, server: Server) -> None:
     )
 
 
-def _in_form(form: Form, order: Order, matrix: Tensor, like: Params) -> Params:
+def _in_form(form: Form, order: EigenOrder, matrix: Tensor, like: Params) -> Params:
     return {MATRIX: matrix} if form == "full" else e_full.as_diagonal(matrix, like, order)

@@ -16,7 +16,7 @@ from fl_lightning.data.plan import ClientData
 from fl_lightning.task import Task, Weights
 
 
-class Visit(NamedTuple):
+class PathStep(NamedTuple):
     """One step of local training, as curvature sees it.
 
     Attributes:
@@ -34,26 +34,26 @@ def at(task: Task, weights: Weights, data: ClientData) -> Tensor:
     """The mean curvature of all the client's samples at one model."""
     size = len(data)
     places = torch.split(data.indices, softmax.BLOCK)
-    return along(task, data, (Visit(weights, block, len(block) / size) for block in places))
+    return along(task, data, (PathStep(weights, block, len(block) / size) for block in places))
 
 
-def along(task: Task, data: ClientData, visits: Iterable[Visit]) -> Tensor:
+def along(task: Task, data: ClientData, steps: Iterable[PathStep]) -> Tensor:
     """sum_t share_t C(theta_t; batch_t), with C the mean curvature of a batch.
 
-    For softmax regression, the outputs of all visits are collected by sample, and the matrix products are formed once.
+    For softmax regression, the outputs of all steps are collected by sample, and the matrix products are formed once.
     """
     if not is_exact(task, data):
-        return _gauss_newton(task, data, visits)
+        return _gauss_newton(task, data, steps)
     row_of = torch.zeros(len(data.dataset.train_y), dtype=torch.long, device=data.indices.device)
     row_of[data.indices] = torch.arange(len(data), device=row_of.device)
     weights: Tensor | None = None
-    for visit in visits:
-        found = softmax.inputs_and_logits(task, visit.weights, data.fetch(visit.places)[0])
+    for step in steps:
+        found = softmax.inputs_and_logits(task, step.weights, data.fetch(step.places)[0])
         assert found is not None
-        pairs = softmax.pair_weights(found[1]).mul_(visit.share / len(visit.places))
+        pairs = softmax.pair_weights(found[1]).mul_(step.share / len(step.places))
         if weights is None:
             weights = pairs.new_zeros(len(data), pairs.shape[1])
-        weights.index_add_(0, row_of[visit.places], pairs)
+        weights.index_add_(0, row_of[step.places], pairs)
     assert weights is not None
     return softmax.hessian(_samples(task, data, weights), task.initial.params)
 
@@ -79,9 +79,9 @@ def _samples(task: Task, data: ClientData, weights: Tensor) -> Iterator[tuple[Te
         yield found[0], shares
 
 
-def _gauss_newton(task: Task, data: ClientData, visits: Iterable[Visit]) -> Tensor:
+def _gauss_newton(task: Task, data: ClientData, steps: Iterable[PathStep]) -> Tensor:
     gauss_newton.require_cross_entropy(task)
     total = torch.zeros(task.num_params, task.num_params, dtype=task.dtype, device=task.device)
-    for visit in visits:
-        total.add_(gauss_newton.matrix(task, visit.weights, data.fetch(visit.places)[0]), alpha=visit.share)
+    for step in steps:
+        total.add_(gauss_newton.matrix(task, step.weights, data.fetch(step.places)[0]), alpha=step.share)
     return total

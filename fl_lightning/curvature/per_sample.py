@@ -37,7 +37,7 @@ def squared_gradients(task: Task, weights: Weights, x: Tensor, y: Tensor, mask: 
     require(
         not task.has_batch_norm,
         "per-sample gradients do not exist in a network with BatchNorm, whose samples depend on each other; "
-        "use --method.fisher minibatch or a model without BatchNorm",
+        "use gradients of whole batches, or a model without BatchNorm",
     )
     # The training step that follows draws the same dropout masks, whether or not somebody asks for squares.
     with streams.undisturbed():

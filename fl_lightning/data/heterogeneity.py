@@ -59,9 +59,18 @@ def measure(counts: Tensor) -> Heterogeneity:
     """
     samples = counts.sum(1)
     shares = counts / samples[:, None].double()  # 0 / 0 is the NaN of an empty client
-    population = counts.sum(0) / samples.sum().double()
     entropy = torch.special.entr(shares).sum(1) / torch.log(torch.tensor(2.0, dtype=torch.float64))
-    return Heterogeneity(samples, (counts > 0).sum(1), entropy, (shares - population).abs().sum(1))
+    return Heterogeneity(samples, (counts > 0).sum(1), entropy, label_distance(counts, counts.sum(0)))
+
+
+def label_distance(counts: Tensor, population: Tensor) -> Tensor:
+    """EMD_n = sum_k |p_nk - p_k|, from the numbers of samples of each class; NaN without samples.
+
+    >>> label_distance(torch.tensor([2, 0]), torch.tensor([5, 5]))
+    tensor(1., dtype=torch.float64)
+    """
+    shares, expected = (n / n.sum(-1, keepdim=True).double() for n in (counts, population))
+    return (shares - expected).abs().sum(-1)
 
 
 def summarise(counts: Tensor) -> Summary:

@@ -11,7 +11,7 @@ from fl_lightning.penalty import Penalty
 
 
 @dataclass(frozen=True)
-class Prior(Penalty):
+class PriorLoss(Penalty):
     """P(theta) = (strength / 2) (theta - mu)^T Lambda (theta - mu); its gradient is strength * Lambda (theta - mu).
 
     Attributes:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fl_lightning import streams
 from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.heterogeneity import label_distance
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.functional import train_one
 from fl_lightning.errors import Diverged, require
@@ -129,10 +130,13 @@ class DataSharing(Method):
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
-        population = [sum(counts) for counts in zip(*(report.own_labels for report in reports), strict=True)]
+        own, everything = (
+            torch.tensor(counts) for counts in zip(*((r.own_labels, r.all_labels) for r in reports), strict=True)
+        )
+        # The paper's earth mover's distance; its population are the own samples of the round's clients.
         numbers: dict[str, float | list[float]] = {
-            "emd_own": [_label_distance(report.own_labels, population) for report in reports],
-            "emd": [_label_distance(report.all_labels, population) for report in reports],
+            "emd_own": label_distance(own, own.sum(0)).tolist(),
+            "emd": label_distance(everything, own.sum(0)).tolist(),
         }
         if cohort.round == 1:  # what happened once, before it
             server = cohort.server
@@ -163,15 +167,6 @@ class DataSharing(Method):
 def _draw(size: int, number: int, seed: int, client: int) -> Tensor:
     """A client's places in the server's data: its own draw, without replacement."""
     return torch.randperm(size, generator=streams.generator(seed, "shared data", client))[:number]
-
-
-def _label_distance(counts: Sequence[int], population: Sequence[int]) -> float:
-    """The paper's earth mover's distance EMD_n = sum_c |P_n(c) - P(c)|; P are the own samples of the round's clients.
-
-    >>> _label_distance([2, 0], [5, 5])
-    1.0
-    """
-    return sum(abs(n / sum(counts) - p / sum(population)) for n, p in zip(counts, population, strict=True))
 
 
 def _bytes_per_sample(dataset: Dataset) -> int:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
-from fl_lightning.params import Params, all_finite, average, cast_like, flatten, weighted_sum, zeros, zip_map
+from fl_lightning.params import Params, all_finite, average, cast_like, flatten, unflatten, weighted_sum, zeros, zip_map
 from fl_lightning.training import Training
 
 
@@ -146,9 +146,7 @@ class FedPA(Method):
         else:
             start = flatten(context.start).double()
             corrected = start - posterior_delta(start, samples, self.shrinkage)
-        pieces = torch.split(corrected, [value.numel() for value in local.params.values()])
-        shaped = {name: piece.view_as(local.params[name]) for name, piece in zip(local.params, pieces, strict=True)}
-        return Report(cast_like(shaped, local.params))
+        return Report(cast_like(unflatten(corrected, local.params), local.params))
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         models, weights = _finite(reports, cohort.weights)

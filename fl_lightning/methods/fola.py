@@ -40,14 +40,14 @@ import torch
 
 from fl_lightning.batching import couples_samples
 from fl_lightning.curvature import form as curvature_form
-from fl_lightning.curvature.e_full import Order
+from fl_lightning.curvature.e_full import EigenOrder
 from fl_lightning.curvature.fisher import FisherKind, diagonal_fisher
 from fl_lightning.curvature.form import MATRIX, Form
 from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.full import Full, largest_eigenvalue
-from fl_lightning.gaussian.prior import Prior as PriorLoss
+from fl_lightning.gaussian.prior import PriorLoss
 from fl_lightning.gaussian.product import product
 from fl_lightning.gaussian.similarity import cosines
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
@@ -71,7 +71,7 @@ class State(NamedTuple):
     raises: torch.Tensor | tuple[()] = ()
 
 
-class Prior(NamedTuple):
+class Shared(NamedTuple):
     """What is sent beside the model: Lambda_S and the round."""
 
     precision: Params
@@ -121,7 +121,7 @@ class Fola(Method):
     curvature: Literal["online", "offline"] = "online"
     fisher: FisherKind = "minibatch"
     curvature_form: Form = "diagonal"
-    eigen_order: Order = "ascending"
+    eigen_order: EigenOrder = "ascending"
     damping: float = 1e-2
     damping_mode: Literal["relative", "absolute"] = "relative"
     damping_place: Literal["both", "denominator"] = "both"
@@ -162,10 +162,10 @@ class Fola(Method):
         return State(params, curvature_form.nothing(self.curvature_form, params), raises)
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
-        return Context(state.params, Prior(state.precision, cohort.round))
+        return Context(state.params, Shared(state.precision, cohort.round))
 
     def penalty(self, context: Context) -> Penalty | None:
-        prior: Prior = context.shared
+        prior: Shared = context.shared
         if self.strength == 0 or prior.round == 1:  # Lambda_S is still zero
             return None
         strength = self._strength_in(prior.round)
@@ -196,7 +196,7 @@ class Fola(Method):
         curvature = self._curvature(local, context.start)
         if self.curvature == "offline":
             return Report(local.params, curvature)
-        prior: Prior = context.shared
+        prior: Shared = context.shared
         scale = 1 / local.num_epochs if self.normalisation == "mean" else 1.0
         r = prior.round
         own, earlier = (scale, 1.0) if self._accumulates else (scale / r, (r - 1) / r)

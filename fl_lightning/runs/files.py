@@ -39,8 +39,9 @@ def write(
         figure = draw.partition(counts, f"{title}: samples per client and class")
         files.append(draw.save(figure, folder / "partition.png"))
         if history:
-            curves = {config.names["method"]: [measurement.metrics for measurement in history]}
-            files.append(draw.save(draw.learning_curves(curves, title), folder / "curves.png"))
+            rounds = [measurement.metrics for measurement in history]
+            figure = draw.learning_curves(config.names["method"], rounds, title)
+            files.append(draw.save(figure, folder / "curves.png"))
     return files
 
 

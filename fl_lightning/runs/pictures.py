@@ -5,49 +5,36 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 
+from fl_lightning.runs import palette, strokes
 from fl_lightning.runs.labels import take_literally
 from fl_lightning.system.atomic import write_atomically
 
-# Okabe and Ito's palette: distinguishable with every kind of colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-
-# From few to many. The palest colours are left out: a single sample must differ from white, which is none.
-BLUES = ListedColormap(colormaps["YlGnBu"](np.linspace(0.2, 1.0, 256)))
+TITLES = {"GA": "GA: server's model (%)", "LA": "LA: clients' models (%)"}
 
 
-def learning_curves(curves: Mapping[str, Sequence[Mapping[str, float]]], title: str = "") -> Figure:
-    """GA and LA over the rounds, one colour per label.
+def learning_curves(method: str, rounds: Sequence[Mapping[str, float]], title: str = "") -> Figure:
+    """GA and LA over the rounds of one run, in the colour that its method has in all pictures.
 
     Args:
-        curves: For every label the metrics of its rounds, with `GA` and `LA`.
+        method: Its name.
+        rounds: The metrics of every round, with `GA` and `LA`.
         title: Above both panels.
     """
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    panels = figure.subplots(1, 2, sharex=True)
-    for panel, metric, name in zip(
-        panels, ("GA", "LA"), ("GA: the aggregated model", "LA: the clients' models"), strict=True
-    ):
-        for colour, (label, rounds) in zip(_cycle(len(curves)), curves.items(), strict=True):
-            numbers = range(1, len(rounds) + 1)
-            marker = "o" if len(rounds) <= 30 else ""
-            panel.plot(
-                numbers, [100 * r[metric] for r in rounds], marker=marker, ms=3, lw=1.5, color=colour, label=label
-            )
-        panel.set(xlabel="round", ylabel="test accuracy (%)", title=name)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.grid(alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(frameon=False)
+    shown = palette.DISPLAY.get(method, method)
+    look = palette.looks([shown], {})[shown]
+    figure = Figure(figsize=(7.0, 2.6), layout="constrained")
+    for panel, metric in zip(figure.subplots(1, 2, sharex=True), TITLES, strict=True):
+        strokes.dress(panel)
+        strokes.curve(panel, range(1, len(rounds) + 1), [100 * r[metric] for r in rounds], look)
+        strokes.rounds(panel, len(rounds))
+        strokes.percent(panel)
+        panel.set(xlabel="round", ylabel=TITLES[metric])
     if title:
-        figure.suptitle(title)
+        figure.suptitle(title, fontsize=8)
     return figure
 
 
@@ -84,28 +71,16 @@ def partitions(splits: Mapping[str, Tensor], examples: Mapping[str, Tensor] | No
         figure, below = whole.subfigures(2, 1, squeeze=False, height_ratios=[size[1], strip])[:, 0]
         _thumbnails(below, examples)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    largest = max(2, *(int(counts.max()) for counts in splits.values()))
-    # Logarithmic, so that one sample can be seen beside thousands; white is none.
-    scale = LogNorm(1, largest)
+    scale = strokes.samples_scale(max(int(counts.max()) for counts in splits.values()))
     for panel, (title, counts) in zip(panels, splits.items(), strict=False):
-        held = np.ma.masked_equal(counts.numpy().T, 0)
-        cells = panel.imshow(held, cmap=BLUES, norm=scale, aspect="auto", origin="lower", interpolation="none")
-        empty = np.flatnonzero(counts.numpy().sum(1) == 0)
-        panel.scatter(empty, np.full(len(empty), -1.0), marker="x", s=12, color=COLOURS[1], linewidths=1)
-        note = f"\nwithout samples (crosses): {len(empty)}" if len(empty) else ""
-        panel.set(xlabel=f"client{note}", ylabel="class")
-        panel.set_title(textwrap.fill(title, int(11 * width)), fontsize="medium")
-        panel.set(xlim=(-0.5, len(counts) - 0.5), ylim=(-1.5 if len(empty) else -0.5, counts.shape[1] - 0.5))
-        panel.set_xticks(_ticks(len(counts)))
-        panel.set_yticks(_ticks(counts.shape[1]))
-        if max(counts.shape) <= 60:  # more lines between the cells would hide them
-            panel.set_xticks(np.arange(0.5, len(counts) - 1), minor=True)
-            panel.set_yticks(np.arange(0.5, counts.shape[1] - 1), minor=True)
-            panel.grid(which="minor", color="0.9", linewidth=0.5)
-            panel.tick_params(which="minor", length=0)
+        strokes.dress(panel)
+        strokes.cells(panel, counts.numpy(), scale)
+        empty = int((counts.sum(1) == 0).sum())
+        panel.set(xlabel="client" + (f"\nwithout samples (crosses): {empty}" if empty else ""), ylabel="class")
+        panel.set_title(textwrap.fill(title, int(13 * width)), fontsize=9)
     for panel in panels[len(splits) :]:
         panel.set_visible(False)
-    figure.colorbar(cells, ax=panels, label="samples", format=StrMethodFormatter("{x:,.0f}"))
+    strokes.samples_bar(figure, panels, scale)
     return whole
 
 
@@ -119,22 +94,11 @@ def _thumbnails(figure: SubFigure, images: Mapping[str, Tensor]) -> None:
         panel.set_axis_off()
 
 
-def _ticks(number: int) -> list[int]:
-    """Of an axis numbered from 0: all numbers of a short one, round ones of a long one."""
-    if number <= 20:
-        return list(range(number))
-    return [int(tick) for tick in MaxNLocator(nbins=10, integer=True).tick_values(0, number - 1) if 0 <= tick < number]
-
-
 def save(figure: Figure, path: Path) -> Path:
     """Write a picture as PNG."""
     take_literally(figure)
     FigureCanvasAgg(figure)
     content = io.BytesIO()
-    figure.savefig(content, dpi=150)
+    figure.savefig(content, dpi=180)
     write_atomically(path, content.getvalue())
     return path
-
-
-def _cycle(number: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(number)]

@@ -132,7 +132,12 @@ def adopt(out: Path, result: Result, tags: Mapping[str, str]) -> Result:
     if same and tags.keys() <= result.tags.keys() and not result.unsent:
         return result
     # In its own store it stays a child of the sweep that has computed it; another store does not know that one.
-    return tell(out, result, {**tags, **result.tags} if same else {**result.tags, **tags})
+    try:
+        return tell(out, result, {**tags, **result.tags} if same else {**result.tags, **tags})
+    except UnreachableError:
+        if result.unsent:  # it waits, and that was said
+            return result
+        raise
 
 
 def tell(out: Path, result: Result, tags: Mapping[str, str], place: Place | None = None) -> Result:

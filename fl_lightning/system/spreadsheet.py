@@ -52,10 +52,15 @@ def lines(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def save(table: "pd.DataFrame", path: Path) -> None:
-    """A table as a CSV file with all its digits."""
+def text(table: "pd.DataFrame") -> str:
+    """A table as CSV with all its digits."""
     safe = table.rename(columns=harmless)
     for place in range(safe.shape[1]):
         if safe.dtypes.iloc[place].kind in "OTU":
             safe.isetitem(place, safe.iloc[:, place].map(harmless).array)
-    write_atomically(path, safe.to_csv(index=False, lineterminator="\r\n").encode())
+    return str(safe.to_csv(index=False, lineterminator="\r\n"))
+
+
+def save(table: "pd.DataFrame", path: Path) -> None:
+    """A table as a CSV file with all its digits."""
+    write_atomically(path, text(table).encode())

@@ -79,6 +79,15 @@ def sweep_here(study, out, patch):
     """What `fl-lightning sweep` does, in this process instead of a cluster; a name stands for a study at smoke."""
     from tune.study_file import load
     from tune.sweep import Options, sweep
+
+    without_ray(patch)
+    outcome = sweep(load(study, "smoke") if isinstance(study, str) else study, Options(out), lambda _: None)
+    assert not outcome.failures
+    return outcome
+
+
+def without_ray(patch):
+    """Sweeps compute in this process."""
     from tune.work import one_after_the_other
 
     def fit(runner, space, instructions, count, work):
@@ -89,6 +98,3 @@ def sweep_here(study, out, patch):
     patch.setattr("tune.sweep._Runner._fit", fit)
     patch.setattr("tune.sweep._ray", lambda: SimpleNamespace(grid_search=list))
     patch.setattr("tune.sweep.connected", lambda *_: nullcontext(1))
-    outcome = sweep(load(study, "smoke") if isinstance(study, str) else study, Options(out), lambda _: None)
-    assert not outcome.failures
-    return outcome

@@ -7,7 +7,8 @@ import pytest
 
 from analysis import contests, runs, studies, tables
 from fl_lightning.record import Measurement
-from fl_lightning.runs.folder import Result, folder_of, write_result
+from fl_lightning.runs.folder import Result, folder_of, latest, write_result
+from fl_lightning.runs.identity import identity
 from tune import record
 from tune.grid import cells
 from tune.outcome import best_of, outcome_of, rows
@@ -42,7 +43,8 @@ def made_up(config, out, rng, status=None):
     ]
     folder = folder_of(config, out)
     folder.mkdir()
-    write_result(Result(str(status), "", "", folder, history))
+    known = {"identity": identity(config), "name": "made up", "params": config.flat()}
+    write_result(Result(str(status), "", "", folder, history, **known))
 
 
 def stored(study, out, seed):
@@ -103,6 +105,8 @@ def test_the_rounds_beyond_a_studys_rule_count_for_nobody(out):
     lengths = {result.run_id: len(result.history) for one in outcomes for _, result in one.runs if result.history}
     assert {run_id: rounds[run_id] for run_id in lengths} == lengths
     assert any(length < 3 for length in lengths.values())
+    whole = [latest(config, out) for one in outcomes for config, _ in one.runs]
+    assert all(len(result.history) == 3 for result in whole if result.status == "finished")  # others may want them
     for one in outcomes:
         for _, result in one.runs:
             assert table.loc[result.run_id, "ended"] == (result.status != "diverged")

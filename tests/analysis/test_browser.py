@@ -77,6 +77,21 @@ def test_the_report_loads_without_a_network_and_shows_every_figure(page, tmp_pat
         driver.save_screenshot(str(tmp_path / "report.png"))
 
 
+def test_figures_of_a_page_with_one_column_are_not_blown_up(page, tmp_path):
+    with browser(tmp_path / "profile") as driver:
+        driver.set_window_size(860, 900)
+        driver.get((page / "demo" / "index.html").as_uri())
+        widths = driver.execute_script(
+            "return [...document.querySelectorAll('figure svg')].map(f => f.getBoundingClientRect().width)"
+        )
+        left = driver.execute_script(
+            "return [...new Set([...document.querySelectorAll('.figures figure')].map(f => f.offsetLeft))]"
+        )
+        assert len(left) == 1  # one column
+        # Drawn for 3.5 inches, which a browser takes for 336 pixels.
+        assert all(300 < width < 1.6 * 336 for width in widths), widths
+
+
 def test_the_report_follows_light_and_dark(page, tmp_path):
     def rgb(colour):
         return "rgb({}, {}, {})".format(*(int(colour[i : i + 2], 16) for i in (1, 3, 5)))

@@ -1,5 +1,10 @@
 """Notebooks are stored without outputs, are thin, and run from top to bottom on the runs of the smoke studies."""
 
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import nbclient
@@ -65,3 +70,20 @@ def test_an_absent_study_is_said(odd_store, tmp_path):
     assert pictures == 1  # the one that needs no runs
     assert "Nothing to show" in printed
     assert "fl-lightning sweep laplace" in printed
+
+
+def test_the_documented_command_keeps_what_it_computes(odd_store, tmp_path):
+    """The command of docs/analysis.md, in a folder like the project's."""
+    root = FOLDER.parents[1]
+    (line,) = re.findall(r"^ {4}(python -m jupyter execute .*)$", (root / "docs" / "analysis.md").read_text(), re.M)
+    (tmp_path / "analysis").mkdir()
+    shutil.copytree(FOLDER, tmp_path / "analysis" / "notebooks")
+    (tmp_path / "runs").symlink_to(odd_store)
+    names = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(root)}
+    done = subprocess.run(line, shell=True, cwd=tmp_path, env=names, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (kept,) = tmp_path.glob("*.ipynb")
+    cells = [cell for cell in nbformat.read(kept, as_version=4).cells if cell.cell_type == "code"]
+    assert any("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs)
+    untouched = (tmp_path / "analysis" / "notebooks" / kept.name).read_text()
+    assert untouched == (FOLDER / kept.name).read_text()

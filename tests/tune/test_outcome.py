@@ -10,7 +10,6 @@ from fl_lightning.record import Measurement
 from fl_lightning.runs.folder import Result, folder_of, write_result
 from fl_lightning.runs.identity import identity
 from fl_lightning.system.atomic import write_atomically
-from tune.averages import mean_curve
 from tune.grid import cells
 from tune.outcome import CellOutcome, best_of, ended, outcome_of, rows
 from tune.study import Case, Range, Stop, Study
@@ -75,6 +74,7 @@ def test_rows():
             "data.alpha": "0.1",
             "case": "A",
             "training.lr": "0.2",
+            "at the edge": "training.lr (largest)",
             "GA (%)": "60.00 ± 10.00",
             "LA (%)": "30.00 ± 5.00",
             "rounds to 50%": "1.67 ± 0.58",
@@ -85,6 +85,7 @@ def test_rows():
             "data.alpha": "1",
             "case": "A",
             "training.lr": "0.1",
+            "at the edge": "training.lr (smallest)",
             "GA (%)": "20.00 ± 0.00",
             "LA (%)": "10.00 ± 0.00",
             "rounds to 50%": "never",
@@ -100,15 +101,9 @@ def test_other_metrics_and_continued_runs_have_their_columns():
     tried = [CellOutcome(cell, "LA", [(c, result(0.5)) for c in cell.configs]) for cell in (short[0], long[0])]
     table = rows(tried, mine)
     assert [row["rounds"] for row in table] == ["3", "9"]
-    assert list(table[0]) == ["case", "rounds", "training.lr", "LA (%)", "GA (%)", "runs"]
+    assert list(table[0]) == ["case", "rounds", "training.lr", "at the edge", "LA (%)", "GA (%)", "runs"]
     with pytest.raises(UserError, match="unknown metric 'GAA': did you mean 'GA'"):
         rows(outcomes(study(metric="GAA"), [[result(0.5)]] * 8), study(metric="GAA"))
-
-
-def test_curves_are_means_as_long_as_all_last():
-    mine = study(environments={}, cases=(Case("A", {"method": "fedavg"}),))
-    one, _ = outcomes(mine, [[result(0.2, 0.4, 0.6), result(0.4, 0.8)], []])
-    assert [point["GA"] for point in mean_curve([run.history for run in one.good])] == pytest.approx([0.3, 0.6])
 
 
 @pytest.mark.parametrize(
@@ -135,3 +130,19 @@ def test_when_a_run_has_ended(tmp_path, status, stop, length):
     write_atomically(folder / "result.json", b"{")
     with pytest.raises(UserError, match="is damaged"):
         ended(cell.config, tmp_path, stop)
+
+
+def test_only_settings_at_an_end_of_what_was_tried_are_said_to_be_there():
+    spaces = {"training.lr": Range("grid", (0.4, 0.1, 0.2)), "training.epochs": Range("grid", (1, 2))}
+    mine = study(environments={}, space=spaces, cases=(Case("A", {"method": "fedavg"}),), seeds=(0,))
+
+    def row(lr, epochs):
+        """The one in which this setting is the best."""
+        good = [cell.point == {"training.lr": lr, "training.epochs": epochs} for cell in cells(mine)]
+        (found,) = rows(outcomes(mine, [[result(0.9 if one else 0.1)] for one in good]), mine)
+        return found.get("at the edge", "")
+
+    assert row(0.2, 1) == ""  # nobody trains for less than an epoch
+    assert row(0.4, 1) == "training.lr (largest)"
+    assert row(0.1, 2) == "training.lr (smallest), training.epochs (largest)"
+    assert "at the edge" not in rows(outcomes(study(space={}), [[result(0.5)]] * 4), study(space={}))[0]
