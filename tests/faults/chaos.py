@@ -116,7 +116,7 @@ def killed_sweep(rng: random.Random, folder: Path) -> None:
         if rng.random() < 0.5:  # the driver goes on after the loss of a worker
             with suppress(ProcessLookupError):
                 os.kill(first.process.pid, signal.SIGKILL)
-        # 1: the loss of an agent of Ray takes the only node with it, and the sweep says which runs have failed.
+        # 1: the loss may be one that Ray does not survive; then the sweep says which runs have failed.
         ended = first.wait(SECONDS)
         hold(ended in (0, 1, -signal.SIGKILL), f"the disturbed sweep ended with {ended}: {first.errors[-300:]}")
         hold("Traceback" not in first.errors, f"a traceback: {first.errors[-500:]}")
