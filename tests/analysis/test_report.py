@@ -131,7 +131,7 @@ def test_a_comparison_is_a_study_to_select_by(out, capsys):
     compare = ["compare", "--methods", "fedavg,flat:fola+strength=0", *flags, "--data", "digits"]
     for rounds, seeds in ((2, "0,1"), (3, "0")):
         assert main([*compare, "--seeds", seeds, "--federation.rounds", str(rounds)]) == 0
-    first, second = re.findall(r"report --runs \S+ --study (\S+)", capsys.readouterr().out)
+    first, second = re.findall(r"report --study (\S+) --runs", capsys.readouterr().out)
     assert first != second
     assert first.startswith("fedavg-flat-")
     assert set(runs.load(out, study=first)["case"]) == {"FedAvg", "flat"}
