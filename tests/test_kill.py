@@ -2,22 +2,20 @@
 
 import contextlib
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from mlflow import MlflowClient
 
 from fl_lightning import discovery
+from fl_lightning.__main__ import main
 from fl_lightning.config import configure
 from fl_lightning.experiment import build
 from fl_lightning.loop import federate
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.runs.track import EXPERIMENT, store_uri
+from tests.faults import workers
 
 ROUNDS = 12
 SETTINGS = {
@@ -55,7 +53,7 @@ def undisturbed(settings):
 
 def command(settings, out):
     flags = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
-    return [sys.executable, "-m", "fl_lightning", "run", *flags, "--out", str(out), "--json", "--quiet"]
+    return ["run", *flags, "--out", str(out), "--json", "--quiet"]
 
 
 def rounds_in_store(out):
@@ -68,7 +66,7 @@ def kill_after_rounds(process, folder, number):
     """Wait until this many checkpoints were seen to change, then a random moment more, then kill."""
     seen, last = 0, None
     deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
+    while process.is_alive() and time.monotonic() < deadline:
         found = []
         with contextlib.suppress(FileNotFoundError):  # between its two renames the checkpoint has no name
             found = [path.stat().st_mtime_ns for path in folder.glob("*/checkpoint.safetensors")]
@@ -78,22 +76,18 @@ def kill_after_rounds(process, folder, number):
                 break
         time.sleep(0.0005)
     time.sleep(random.uniform(0, 0.03))
-    if process.poll() is None:
-        os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()  # with -9
+    process.join()
 
 
 @pytest.mark.parametrize("name", discovery.discover("methods"))
-def test_killed_runs_end_at_the_same_numbers(name, out):
+def test_killed_runs_end_at_the_same_numbers(name, out, capsys):
     settings = {"method": name, **SETTINGS, **STATEFUL.get(name, {})}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     random.seed(name)
     for number in (0, 1, 3, 0, 2) if name == "fola" else (0, 2):
-        process = subprocess.Popen(command(settings, out), env=environment, stdout=subprocess.DEVNULL)
-        kill_after_rounds(process, out, number)
-    done = subprocess.run(command(settings, out), env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
+        kill_after_rounds(workers.started(workers.command, *command(settings, out)), out, number)
+    assert main(command(settings, out)) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     expected = undisturbed(settings)
     assert (summary["GA"], summary["LA"]) == (expected[-1]["GA"], expected[-1]["LA"])
     client, runs = rounds_in_store(out)

@@ -1,6 +1,7 @@
 """Processes that fault tests start and kill, forked from one that has imported MLflow: a start costs nothing."""
 
 import multiprocessing
+import sys
 from pathlib import Path
 
 context = multiprocessing.get_context("forkserver")
@@ -29,6 +30,13 @@ def run(out: str, seed: int) -> None:
     from fl_lightning.config import configure
 
     experiment.run(configure({**SETTINGS, "seed": seed}), out)
+
+
+def command(*arguments: str) -> None:
+    """The program itself, as the shell would start it."""
+    from fl_lightning.__main__ import main
+
+    sys.exit(main(arguments))
 
 
 def started(target, *arguments):
