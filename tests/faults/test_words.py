@@ -26,8 +26,8 @@ NUMBERS = [-1.5, "-1.5", "+3", "-inf", "1e-3", 0, True, None, "", "FOLA", "'a", 
 
 @pytest.mark.parametrize("label", BROKEN)
 def test_a_label_that_is_no_mathematics_is_drawn_as_it_is(tmp_path, label):
-    curves = {label: [{"GA": 0.5, "LA": 0.4}] * 3, "$x$": [{"GA": 0.5, "LA": 0.4}] * 3}
-    assert pictures.save(pictures.learning_curves(curves, label), tmp_path / "a.png").stat().st_size > 1000
+    drawn = pictures.learning_curves(label, [{"GA": 0.5, "LA": 0.4}] * 3, title=label)
+    assert pictures.save(drawn, tmp_path / "a.png").stat().st_size > 1000
     figure = style.Picture()
     panel = figure.subplots()
     panel.set(xlabel=label, title=label, xticks=[0, 1], xticklabels=[label, r"$\lambda$"])
