@@ -6,6 +6,7 @@ from fl_lightning.system import compatibility
 
 # Before anything imports torchvision, Lightning, MLflow or Ray.
 compatibility.silence_telemetry()
+compatibility.keep_servers_lean()
 compatibility.mend_torchvision_when_imported()
 
 # The names of `__init__.pyi`, imported when they are asked for: a list of methods need not wait for torch.

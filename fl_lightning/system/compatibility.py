@@ -53,6 +53,11 @@ def silence_telemetry() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
+def keep_servers_lean() -> None:
+    """No workers beside the MLflow UI: it starts several for jobs on language models, which nobody here gives it."""
+    os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
+
+
 def _operators_load() -> bool:
     import torch
 
