@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -26,12 +26,37 @@ def sweep_command(sweep: Sweep, place: str) -> str:
         parts += ["--scale", sweep.scale]
     try:
         usual = dict(study_file.load(sweep.study, sweep.scale if sweep.scale != "all" else None).base)
-    except UserError:  # somebody's own file
+    except UserError:  # a comparison, or somebody's own file
+        if (variants := _variants(sweep.content)) is not None:
+            return _compare_command(sweep, variants, place)
         parts[2] = f"{sweep.study}.yaml"
         usual = dict(sweep.content.get("base") or {})
     given = sweep.content.get("base") or {}
     parts += [f"--{key}={_flag(value)}" for key, value in given.items() if usual.get(key, _MISSING) != value]
     return shlex.join([*parts, "--out", place])
+
+
+def _variants(content: Mapping[str, Any]) -> list[str] | None:
+    """The cases of a study as `compare` takes them; None if it varies more than the method."""
+    cases = content.get("cases") or []
+    if content.get("environments") or content.get("space") or content.get("confirm") or content.get("reference"):
+        return None
+    if any(case.get("space") or not all(key.startswith("method") for key in case["settings"]) for case in cases):
+        return None
+    return [
+        "+".join(
+            [f"{case['label']}:{case['settings']['method']}"]
+            + [f"{key.removeprefix('method.')}={_flag(v)}" for key, v in case["settings"].items() if key != "method"]
+        )
+        for case in cases
+    ]
+
+
+def _compare_command(sweep: Sweep, variants: Sequence[str], place: str) -> str:
+    seeds = ",".join(map(str, sweep.content["seeds"]))
+    settings = [f"--{key}={_flag(value)}" for key, value in (sweep.content.get("base") or {}).items()]
+    parts = ["fl-lightning", "compare", "--methods", ",".join(variants), "--seeds", seeds, *settings]
+    return shlex.join([*parts, "--name", sweep.study, "--out", place])
 
 
 def run_command(run: "Mapping[str, Any] | pd.Series[Any]", place: str) -> str:

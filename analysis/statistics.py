@@ -33,6 +33,8 @@ RESAMPLES = 10_000
 MIN_FOR_INTERVAL = 5
 # With fewer pairs even the clearest outcome has p > 0.05 in a two-sided signed-rank test.
 MIN_FOR_TEST = 6
+# Differences that agree to so many digits are equal but for rounding.
+DIGITS = 9
 # Below this a correlation is an anecdote.
 MIN_FOR_CORRELATION = 8
 # All 2^n signs are tried up to here.
@@ -146,7 +148,8 @@ def paired(first: ArrayLike, second: ArrayLike, level: float = LEVEL) -> Paired:
     >>> paired([0.8, 0.9, 0.7], [0.7, 0.8, 0.6]).remark
     'n = 3 is too few for a test'
     """
-    differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
+    # Accuracies are fractions of a test set: differences that are equal in samples must have equal ranks.
+    differences = np.round(np.asarray(first, dtype=float) - np.asarray(second, dtype=float), DIGITS)
     n = len(differences)
     ahead, ties = int((differences > 0).sum()), int((differences == 0).sum())
     difference = mean_interval(differences, level)

@@ -75,10 +75,13 @@ def _one_contest(case: str, rival: str, row: "pd.Series[float]") -> str:
         return f"{case} and {rival} have no seed in common."
     difference, low, high = (row[f"difference (points){end}"] for end in ("", " low", " high"))
     spread = f"95 % interval {low:+.1f} to {high:+.1f}" if n >= MIN_FOR_INTERVAL else f"range {low:+.1f} to {high:+.1f}"
-    side, number = ("ahead of", ahead) if difference >= 0 else ("behind", n - ahead - int(row["ties"]))
-    text = (
-        f"{case} is {side} {rival} in {number} of {_count(n, 'seed')}, mean difference {difference:+.1f} points of GA"
-    )
+    behind = n - ahead - int(row["ties"])
+    if difference == 0:
+        text = f"{case} is ahead of {rival} in {ahead} of {_count(n, 'seed')} and behind in {behind}"
+    else:
+        side, number = ("ahead of", ahead) if difference > 0 else ("behind", behind)
+        text = f"{case} is {side} {rival} in {number} of {_count(n, 'seed')}"
+    text += f", mean difference {difference:+.1f} points of GA"
     text += f" ({spread})" if n > 1 else ""
     if row["p"] == row["p"]:
         text += f"; signed-rank test p = {row['p']:.2g}, effect size {row['effect']:+.2f}"

@@ -179,7 +179,8 @@ def _plugin_files() -> list[Path]:
     if not folder:
         return []
     if not Path(folder).is_dir():
-        raise UserError(f"{PLUGINS} must name a folder of Python files, got {folder!r}, which is not a folder")
+        reason = "is not a folder" if Path(folder).exists() else "does not exist"
+        raise UserError(f"{PLUGINS} must name a folder of Python files, got {folder!r}, which {reason}")
     return sorted(Path(folder).glob("*.py"))
 
 

@@ -107,6 +107,7 @@ def test_deleted_runs_leave_folder_and_store_and_are_computed_anew(out, capsys):
     assert code == 0
     assert "deleted 1 of 2 runs" in text
     assert not goes.folder.exists()
+    assert list((out / "artifacts").glob(f"{goes.run_id}*")) == []
     assert [one["run_id"] for one in listed(capsys, out)] == [stays.run_id]
     again = run(out, method="fola")
     assert not again.reused

@@ -100,6 +100,7 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
     confirming = {outcome.cell.contest: outcome for outcome in outcomes if outcome.cell.confirms}
     for outcome in best_of(outcomes):
         cell = outcome.cell
+        shown = confirming.get(cell.contest, outcome)  # everything but the choice itself is of the fresh seeds
         row = {key: _short(cell.environment.get(key, "")) for key in sorted(varied)}
         row["case"] = cell.case
         if len(lengths) > 1 and best.ROUNDS not in tuned:
@@ -112,8 +113,8 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
             if confirming and metric == _reported(study.metric):
                 row |= _confirmed(metric, outcome, confirming.get(cell.contest))
             else:
-                row[_title(metric)] = _mean(outcome.good, metric)
-        histories = [result.history for _, result in outcome.runs]
+                row[_title(metric)] = _mean((outcome if metric == study.metric else shown).good, metric)
+        histories = [result.history for _, result in shown.runs]
         for threshold in study.thresholds:
             row[f"rounds to {threshold:.0%}"] = arrival(histories, threshold, ".2f")
         row["runs"] = _counted(outcome)

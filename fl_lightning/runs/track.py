@@ -7,6 +7,7 @@ nothing, and a run that was killed is continued, never doubled.
 import functools
 import json
 import logging
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,10 +123,14 @@ def recall_attempt(out: Path, tags: Mapping[str, str]) -> str | None:
 
 
 def delete_run(out: Path, run_id: str) -> None:
-    """Put a run into MLflow's trash, from which `mlflow gc` removes it for good."""
+    """Put a run into MLflow's trash, from which `mlflow gc` removes it; files of it in our folder go at once."""
     uri = store_uri(out)
     with explained(uri):
-        open_place(uri, out.resolve()).client.delete_run(run_id)
+        client = open_place(uri, out.resolve()).client
+        files = Path(client.get_run(run_id).info.artifact_uri.removeprefix("file://"))
+        client.delete_run(run_id)
+        if files.is_relative_to(out.resolve()):
+            shutil.rmtree(files.parent, ignore_errors=True)
 
 
 class Place(NamedTuple):

@@ -1,6 +1,9 @@
 """fl-lightning report: one page with everything, files beside it, mistakes in one line."""
 
+import json
 import re
+import shlex
+from dataclasses import asdict
 from html.parser import HTMLParser
 
 import pandas as pd
@@ -11,6 +14,7 @@ from analysis.parts import parts
 from fl_lightning.__main__ import main
 from fl_lightning.config import flags_to_settings
 from fl_lightning.runs.identity import identity
+from tune.comparison import study_of
 
 
 class Page(HTMLParser):
@@ -163,6 +167,17 @@ def test_commands_make_the_same_runs(odd_store):
         assert words[:2] == ["fl-lightning", "run"]
         flags = [word.strip("'") for word in words[2 : words.index("--out")]]
         assert identity(configure(flags_to_settings(flags))) == run["identity"]
+
+
+def test_a_comparison_is_repeated_by_the_command_that_made_it():
+    variants = ["fedavg", "no prior:fola+strength=0"]
+    study = study_of({"data.alpha": "0.01"}, variants, [0, 2], "mine")
+    content = json.loads(json.dumps(asdict(study), default=str))
+    words = shlex.split(commands.sweep_command(runs.Sweep("mine", "all", "id", content, {}), "runs"))
+    assert words[:4] == ["fl-lightning", "compare", "--methods", "fedavg:fedavg,no prior:fola+strength=0"]
+    again = study_of({"data.alpha": "0.01"}, words[3].split(","), [0, 2], "mine")
+    assert again.cases == study.cases
+    assert words[4:] == ["--seeds", "0,2", "--data.alpha=0.01", "--name", "mine", "--out", "runs"]
 
 
 def test_a_sweep_with_pinned_settings_is_repeated_with_them():

@@ -108,6 +108,9 @@ def test_the_best_settings_run_again_and_nothing_twice(out, tmp_path, monkeypatc
     assert [row["rounds"] for row in table] == ["1"] * 4 + ["2"] * 4
     assert [row["confirming"] for row in table] == [""] * 4 + ["3"] * 4
     assert [row["optimism (points)"] == "-" for row in table] == [True] * 4 + [False] * 4
+    last = next(one for one in confirming if one.cell.contest == best_of(first.cells)[-1].cell.contest)
+    fresh_mean = 100 * sum(result.final["LA"] for result in last.good) / 3
+    assert table[-1]["LA (%)"].startswith(f"{fresh_mean:.2f}")  # as the confirmed GA beside it
     assert "no part in the choice" in protocol_of(first.cells, study)
     assert "Chosen by GA_validation on seeds 0 and 1; confirmed" in (first.folder / "best.md").read_text()
     with (first.folder / "runs.csv").open() as file:
