@@ -22,9 +22,7 @@ NOT_OURS_TO_DECLARE = {
     "ipython",  # only where notebooks show something, and it comes with whatever runs them
 }
 # Declared, but not imported.
-USED_BY_NAME = {
-    "pyarrow",  # pandas reads and writes Parquet with it
-}
+USED_BY_NAME: set[str] = set()
 
 
 def requirements(texts):

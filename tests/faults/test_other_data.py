@@ -10,12 +10,13 @@ import pytest
 
 from fl_lightning.config import configure
 from fl_lightning.data.readers import fingerprint, idx
+from fl_lightning.runs.identity import identity
 from tests.data import cifar_files
 from tests.data.test_sources import DOWNLOADED, small_files, write
 
 
-def identity(data, root):
-    return configure({"data": data, "data.root": str(root)}).identity
+def known_by(data, root):
+    return identity(configure({"data": data, "data.root": str(root)}))
 
 
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100"])
@@ -26,9 +27,9 @@ def test_another_selection_of_cifar_is_another_run(tmp_path, name):
         cifar_files.write(tmp_path / root, name, files)
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / cifar_files.ARCHIVES[name]).write_bytes(cifar_files.archive(name))
-    assert identity(data, tmp_path / "a") == identity(data, tmp_path / "same") != identity(data, tmp_path / "b")
-    nowhere = identity(data, tmp_path / "nowhere")
-    assert nowhere not in (identity(data, tmp_path / "a"), identity(data, tmp_path / "packed"))
+    assert known_by(data, tmp_path / "a") == known_by(data, tmp_path / "same") != known_by(data, tmp_path / "b")
+    nowhere = known_by(data, tmp_path / "nowhere")
+    assert nowhere not in (known_by(data, tmp_path / "a"), known_by(data, tmp_path / "packed"))
 
 
 @pytest.mark.parametrize("name", sorted(DOWNLOADED))
@@ -65,14 +66,14 @@ def test_the_content_is_read_once(tmp_path, monkeypatch):
     for file in folder.iterdir():
         os.utime(file, (time.time() - 100,) * 2)
     monkeypatch.setattr(fingerprint, "SETTLED_SECONDS", -1.0)
-    first = identity("cifar10", tmp_path)
+    first = known_by("cifar10", tmp_path)
     monkeypatch.setattr(fingerprint, "_known", {})  # as in another process
     monkeypatch.setattr(fingerprint, "_digest", lambda *_: pytest.fail("read again"))
-    assert identity("cifar10", tmp_path) == first
+    assert known_by("cifar10", tmp_path) == first
 
 
 @pytest.mark.skipif("FL_LIGHTNING_DATA" not in os.environ, reason="needs the official files")
 @pytest.mark.parametrize("data", ["mnist", "fashion_mnist", "cifar10"])
 def test_official_files_have_one_identity(data, tmp_path):
     assert Path(os.environ["FL_LIGHTNING_DATA"]).is_dir()
-    assert identity(data, os.environ["FL_LIGHTNING_DATA"]) == identity(data, tmp_path / "nowhere")
+    assert known_by(data, os.environ["FL_LIGHTNING_DATA"]) == known_by(data, tmp_path / "nowhere")

@@ -77,7 +77,7 @@ def test_what_cannot_run_is_refused_before_anything_is_computed(out):
 def test_arrivals_are_not_rounded_away(tmp_path):
     def arriving(seed, number):
         history = [Measurement({"GA": 0.9 * (i >= number), "LA": 0.0}, {}) for i in range(1, 7)]
-        return Outcome("fola", seed, Result("finished", "", "", tmp_path, history))
+        return Outcome("fola", seed, Result("finished", "", "", tmp_path, history), configure({}))
 
     assert table([arriving(0, 4), arriving(1, 5)], 0.8)[0]["rounds to 80%"] == "4.5 ± 0.7"
     assert table([arriving(0, 4)], 0.8)[0]["rounds to 80%"] == "4.0"
