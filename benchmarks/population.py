@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.memory import forget_peak, peak_megabytes
@@ -15,7 +16,7 @@ from benchmarks.table import Row
 
 METHODS = ("fola", "scaffold")
 POPULATIONS = (1_000, 10_000, 100_000)
-COHORT, SAMPLES, ROUNDS = 100, 4, 20
+COHORT, SAMPLES, ROUNDS = 100, 2, 20
 # The same data in memory for every population, of which smaller ones use a share: clients of all have as many samples.
 LOAD = f"""
 import numpy as np
@@ -29,7 +30,7 @@ def load():
 
 
 def measure_population() -> list[Row]:
-    """Seconds per round and peak memory against those of the smallest population, and the start-up."""
+    """CPU time of a round and peak memory against those of the smallest population, and the start-up."""
     rows = []
     for method in METHODS:
         found = {}
@@ -50,7 +51,7 @@ def measure_population() -> list[Row]:
 
 
 def cost_of(method: str, population: int) -> dict[str, float]:
-    """Seconds from the command to the first round, per round, and at the end; seconds to load the data; megabytes."""
+    """CPU seconds from the command to the first round, per round, and after the last; to load the data; megabytes."""
     from fl_lightning.config import configure
     from fl_lightning.experiment import run
 
@@ -59,7 +60,7 @@ def cost_of(method: str, population: int) -> dict[str, float]:
         file.write_text(LOAD, encoding="utf-8")
         run(configure({"method": method, "data": "digits", "federation.rounds": 2}), folder)  # libraries, a new store
         forget_peak()
-        start = time.perf_counter()
+        start = time.process_time()
         flat = {
             "method": method,
             "model": "softmax",
@@ -75,11 +76,11 @@ def cost_of(method: str, population: int) -> dict[str, float]:
         }
         config = configure(flat)
         config.source.load()
-        loaded = time.perf_counter()
+        loaded = time.process_time()
         times = []
-        run(config, folder, watch=lambda *_: times.append(time.perf_counter()))
-        end = time.perf_counter()
-    gaps = sorted(after - before for before, after in zip(times, times[1:], strict=False))
+        run(config, folder, watch=lambda *_: times.append(time.process_time()))
+        end = time.process_time()
+    gaps = sorted(after - before for before, after in pairwise(times))
     usual = gaps[len(gaps) // 2]
     return {
         "start": times[0] - start - usual,
