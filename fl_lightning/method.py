@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fl_lightning.data.plan import ClientData, Plan
 from fl_lightning.gaussian.form import Gaussian
@@ -189,6 +190,10 @@ class Method(ABC):
     def init(self, params: Params, num_clients: int) -> Any:
         """The server's state before the first round. Later states have the same structure and shapes."""
 
+    def begin(self, params: Params, num_clients: int, task: Task, x: Tensor) -> Any:
+        """The same for a method whose state depends on the network itself, at work on an input x."""
+        return self.init(params, num_clients)
+
     def prepare(self, state: Any, server: Server) -> Any:
         """Work of the server before the first round, such as a warm-up; not repeated on resume."""
         return state
@@ -232,8 +237,9 @@ class Method(ABC):
         return ()
 
     def traffic(self, message: Any) -> int:
-        """How many numbers it takes to send a message, a tree of tensors."""
-        return count(message)
+        """How many numbers it takes to send a message, a tree of tensors and Gaussians."""
+        leaves = pytree.tree_leaves(message, is_leaf=lambda node: isinstance(node, Gaussian))
+        return sum(leaf.numbers_sent() if isinstance(leaf, Gaussian) else count(leaf) for leaf in leaves)
 
     def advice(self, metrics: Mapping[str, float]) -> str:
         """What the user should hear about the numbers of a round, such as a step that overshoots; mostly nothing."""

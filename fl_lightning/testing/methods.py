@@ -18,6 +18,7 @@ from fl_lightning.engines.engine import Engine
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
+from fl_lightning.loop import initial
 from fl_lightning.method import Method
 from fl_lightning.params import Params, flatten
 from fl_lightning.penalty import Penalty, prior_loss
@@ -220,7 +221,7 @@ def states_keep_their_structure(method: Method) -> None:
     """Every state has the structure, shapes and types of `init`'s, so that checkpoints can be read."""
     case = ragged()
     records = case.run(method, fraction=0.5)
-    fresh, structure = pytree.tree_flatten(method.init(case.task().initial.params, len(case.clients)))
+    fresh, structure = pytree.tree_flatten(initial(method, case.task(), len(case.clients), case.dataset).state)
     for record in records:
         leaves, found = pytree.tree_flatten(record.after.state)
         expect(found == structure, f"the state after round {record.round} has another structure than that of init")
