@@ -20,9 +20,9 @@ from fl_lightning.penalty import Penalty
 class Gaussian(ABC):
     """N(mu, Lambda^-1) over named parameters. Lambda is an operator: some forms never hold it as a matrix.
 
-    A form is a frozen dataclass whose fields are tensors, dicts of tensors, other Gaussians and numbers. For torch it is
-    a tree of tensors, so that checkpoints, traffic and engines take it as they take any state. A Gaussian that is sent
-    beside its mean has an empty one.
+    A form is a frozen dataclass whose fields are tensors, dicts of tensors, other Gaussians and numbers. For torch it
+    is a tree of tensors, so that checkpoints, traffic and engines take it as they take any state. A Gaussian that is
+    sent beside its mean has an empty one.
 
     Attributes:
         mean: mu.
