@@ -15,13 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fl_lightning.cluster.connection import Resources
 from fl_lightning.config import RunConfig
 from fl_lightning.experiment import Outputs
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.identity import identity
 from fl_lightning.system import activity, memory
 from tune import record
-from tune.cluster import Resources, connected
+from tune.cluster import connected
 from tune.estimate import Estimate
 from tune.follow_up import confirmed, continued
 from tune.grid import Cell, cells, reference_cells

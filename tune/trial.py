@@ -5,10 +5,10 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import fl_lightning  # noqa: F401 - its remedies come before anything that imports torchvision
+from fl_lightning.cluster.session import enrol
 from fl_lightning.config import build
 from fl_lightning.runs.identity import identity
 from tune.packing import Compact, expand
-from tune.session import enrol
 from tune.work import Instructions, TrialStatus, one_after_the_other, side_by_side
 
 import ray.tune  # isort: skip

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     options, flags = parser.parse_known_args(list(arguments))
     require(options.study is not None, "expected a study; fl-lightning list studies shows those that come with it")
     require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
-    from tune.cluster import Resources
+    from fl_lightning.cluster.connection import Resources
     from tune.picture import Picture
     from tune.study_file import read
     from tune.sweep import Options

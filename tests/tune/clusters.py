@@ -14,11 +14,11 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from fl_lightning import experiment
+from fl_lightning.cluster.connection import SETTINGS
 from fl_lightning.experiment import Outputs
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.track import EXPERIMENT, store_uri
-from tune.cluster import SETTINGS
 
 # Ray lets its workers yield to all others; beside other tests they would starve.
 ENVIRONMENT = {**SETTINGS, "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
