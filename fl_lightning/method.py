@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fl_lightning.data.plan import ClientData, Plan
 from fl_lightning.gaussian.form import Gaussian
@@ -85,6 +86,11 @@ class Context(NamedTuple):
     def of_member(self, position: int) -> "Context":
         """The context as one member of the cohort sees it."""
         return self._replace(own=row(self.own, position))
+
+    def of_members(self, positions: range) -> "Context":
+        """The context of consecutive members of the cohort."""
+        first, last = positions.start, positions.stop
+        return self._replace(own=pytree.tree_map_only(Tensor, lambda leaf: leaf[first:last], self.own))
 
 
 class Step(NamedTuple):

@@ -22,7 +22,7 @@ from fl_lightning.engines.engine import Fit, mean_loss
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.experiment import Outputs, Problem, Progress
 from fl_lightning.federation import draw_cohort
-from fl_lightning.loop import Setup, beginning, close_round, plans_of, set_up
+from fl_lightning.loop import Finish, Setup, beginning, close_round, plans_of, set_up
 from fl_lightning.method import Cohort, Context, Method, Step, with_round_lr
 from fl_lightning.params import Params, zip_map
 from fl_lightning.probes.accuracy import score
@@ -249,7 +249,9 @@ def _record(
         )
         own.append(Fit(local, mean_loss(trajectory.losses[:steps], trajectory.shares[:steps], epochs)))
     method = candidate.config.method
-    record = close_round(method, cohort, candidate.before, candidate.context, plans, own, seconds_broadcast=0.0)
+    context = candidate.context
+    finished = Finish(method)((fit, context.of_member(position)) for position, fit in enumerate(own))
+    record = close_round(method, cohort, candidate.before, context, plans, finished, 0.0, candidate.config.engine)
     if epochs not in scores:  # the clients' models are the same for every method
         models = [Weights(result.local.params, result.local.buffers) for result in record.clients]
         scores[epochs] = score(problem.task, models, problem.dataset)

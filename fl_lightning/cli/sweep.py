@@ -216,7 +216,7 @@ class ProgressLine:
             self._note = None
 
     def __enter__(self) -> "ProgressLine":
-        self._listening = activity.heard_by(self.tell)
+        self._listening = activity.heard_by(self.tell, notes=not self._quiet)
         self._listening.__enter__()
         return self
 
