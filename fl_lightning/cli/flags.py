@@ -18,12 +18,12 @@ class CommandParser(ArgumentParser):
         raise UserError(message)
 
 
-def add_workers(parser: ArgumentParser, what: str = "clients of a round are trained") -> None:
+def add_workers(parser: ArgumentParser, what: str = "the clients of a round train") -> None:
     """The flags that say who computes; none of them changes a number."""
-    parser.add_argument("--workers", default="1", metavar="N", help=f"processes in which the {what}, or auto [1]")
+    parser.add_argument("--workers", default="1", metavar="N", help=f"processes in which {what}, or auto [1]")
     parser.add_argument("--address", help="of a Ray cluster, or auto; without it this machine computes")
-    parser.add_argument("--resources.cpu", type=float, default=1.0, metavar="N", help="CPUs of one of them [1]")
-    parser.add_argument("--resources.gpu", type=float, default=0.0, metavar="N", help="GPUs of one, or part [0]")
+    parser.add_argument("--resources.cpu", type=float, default=1.0, metavar="N", help="CPUs of one process [1]")
+    parser.add_argument("--resources.gpu", type=float, default=0.0, metavar="N", help="GPUs, or part of one [0]")
 
 
 def number_of_workers(text: str) -> "int | Literal['auto']":

@@ -121,7 +121,7 @@ def help_text(flags: Sequence[str]) -> str:
         ),
         *_entry(
             "--workers N",
-            "Processes in which the clients of a round are trained, to the same numbers; auto takes what is faster. [1]",
+            "Processes in which the clients of a round train, to the same numbers; auto takes what is faster. [1]",
         ),
         *_entry("--address ADDRESS", "Of a Ray cluster for the workers, or auto; without it they are on this machine."),
         *_entry("--resources.cpu N, --resources.gpu N", "CPUs and GPUs of one worker; 0.5 puts two on each. [1, 0]"),

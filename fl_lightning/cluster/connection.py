@@ -95,6 +95,18 @@ def local_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def local_nodes() -> list[Node]:
+    """This machine as Ray would show it."""
+    import torch
+
+    return [
+        {
+            "NodeManagerAddress": "this machine",
+            "Resources": {"CPU": float(local_cpus()), "GPU": float(torch.cuda.device_count())},
+        }
+    ]
+
+
 def slots(nodes: list[Node], resources: Resources) -> int:
     """How many processes of this size the nodes hold at once."""
     number = 0

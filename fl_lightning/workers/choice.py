@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from fl_lightning.cluster.connection import connected, is_connected, local_cpus, slots
+from fl_lightning.cluster.connection import connected, is_connected, local_nodes, slots
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.engine import Engine, Finished, Finisher, Fit
 from fl_lightning.errors import UserError
@@ -151,9 +151,8 @@ class Auto(Engine):
 
     def _offered(self) -> int:
         """How many workers there could be."""
-        cpu, gpu = self.wanted.resources
-        if self.wanted.address is None and not gpu and not is_connected():
-            return int(local_cpus() / cpu)
+        if self.wanted.address is None and not is_connected():
+            return slots(local_nodes(), self.wanted.resources)
         return slots(
             self.stack.enter_context(connected(self.wanted.address, self.wanted.resources)), self.wanted.resources
         )

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.cluster.connection import Resources, connected, offers, slots
+from fl_lightning.cluster.connection import Node, Resources, connected, is_connected, local_nodes, offers, slots
 from fl_lightning.engines.engine import Engine
 from fl_lightning.errors import require
 from fl_lightning.system import activity
@@ -66,6 +66,16 @@ def hired(engine: Engine, crew: Crew, rounds: int, threads: int = 1) -> Iterator
             yield Parallel(engine, stack.enter_context(pool_of(wanted, wanted.number)), threads)
 
 
+def check_held(number: int, nodes: list[Node], resources: Resources) -> None:
+    """Refuse more workers than there is room for."""
+    held = slots(nodes, resources)
+    require(
+        number <= held,
+        f"expected at most {held} workers of {resources.cpu:g} CPU and {resources.gpu:g} GPU, as there is room for "
+        f"({offers(nodes)}), got {number}; lower --workers, --resources.cpu or --resources.gpu, or add a node",
+    )
+
+
 @contextmanager
 def pool_of(wanted: Workers, number: int) -> Iterator[Pool]:
     """So many workers, on the cluster that is wanted.
@@ -73,14 +83,10 @@ def pool_of(wanted: Workers, number: int) -> Iterator[Pool]:
     Raises:
         UserError: If the cluster does not hold them.
     """
+    if wanted.address is None and not is_connected():  # refused at once: Ray takes seconds to start
+        check_held(number, local_nodes(), wanted.resources)
     with connected(wanted.address, wanted.resources) as nodes:
-        cpu, gpu = wanted.resources
-        held = slots(nodes, wanted.resources)
-        require(
-            number <= held,
-            f"expected at most {held} workers of {cpu:g} CPU and {gpu:g} GPU, which is what the cluster holds "
-            f"({offers(nodes)}), got {number}; lower --workers, --resources.cpu or --resources.gpu, or add a node",
-        )
+        check_held(number, nodes, wanted.resources)
         activity.say(f"starting {number} workers")
         pool = Pool(number, wanted.resources)
         try:
