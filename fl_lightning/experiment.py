@@ -17,6 +17,7 @@ from fl_lightning.data.partition import class_counts, held_out, partition, subse
 from fl_lightning.engines.engine import Engine
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.loop import Judge, federate, initial
+from fl_lightning.method import task_of
 from fl_lightning.probes import ridge
 from fl_lightning.probes.accuracy import ClientJudge, measure
 from fl_lightning.probes.reference import Reference
@@ -26,7 +27,7 @@ from fl_lightning.runs.folder import Result, clear, finished, folder_of, locked
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.recording import Recording, open_recording, retag, send_rest
 from fl_lightning.runs.resume import saved_rounds
-from fl_lightning.runs.saved import load_reference, saved_weights
+from fl_lightning.runs.saved import load_reference, start_from
 from fl_lightning.task import Task
 from fl_lightning.workers.crew import Crew, hired
 
@@ -54,7 +55,7 @@ class Outputs(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A configuration made real: data, who has which of it, and the model."""
+    """A configuration made real: data, who has which of it, and the model that the settings name."""
 
     dataset: Dataset
     clients: list[Tensor]
@@ -76,8 +77,7 @@ def build(config: RunConfig) -> Problem:
         dataset = replace(dataset, test_x=dataset.test_x[measured], test_y=dataset.test_y[measured])
     task = config.model.build(dataset, config.seed, config.compute)
     if config.federation.start is not None:
-        task.load(saved_weights("federation.start", config.federation.start, task)[0])
-        task.initial = task.weights()
+        start_from(config.federation.start, config.method, task)
     return Problem(dataset, clients, holdout, task)
 
 
@@ -188,7 +188,7 @@ def _records(
 
 
 def _reference(config: RunConfig, problem: Problem) -> Reference | None:
-    return load_reference(config.probe, problem.task, problem.dataset, problem.clients)
+    return load_reference(config.probe, task_of(config.method, problem.task), problem.dataset, problem.clients)
 
 
 def _measuring(
@@ -215,7 +215,8 @@ def _compute(
     workers: Crew,
 ) -> Progress:
     problem = problem or build(config)
-    start = initial(config.method, problem.task, len(problem.clients))
+    task = task_of(config.method, problem.task)
+    start = initial(config.method, task, len(problem.clients))
     saved = saved_rounds(config, out, start, fresh)
     history = list(saved.history) if saved else []
     posterior = _reference(config, problem)
@@ -226,7 +227,7 @@ def _compute(
             records = iter(())
         elif records is None:  # settings are refused here, before anything is written
             # Several models are measured faster at once, unless workers share them.
-            judge = None if engine is config.engine else ClientJudge(problem.task, posterior)
+            judge = None if engine is config.engine else ClientJudge(task, posterior)
             records = _records(config, problem, saved.snapshot if saved else None, engine, judge)
         return (yield from _record(config, out, outputs, problem, history, records, measured))
 

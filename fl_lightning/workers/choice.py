@@ -86,8 +86,9 @@ class Auto(Engine):
         engine, size = self.engine.in_groups(hooks, task, plans)
 
         def part(trainer: Engine, positions: range) -> Iterator[Finished]:
-            own, places = context.of_members(positions), slice(positions.start, positions.stop)
-            return trainer.train(hooks, task, own, buffers, plans[places], finish, work[places])
+            places = slice(positions.start, positions.stop)
+            theirs = context.of_members(lambda leaf: leaf[places])
+            return trainer.train(hooks, task, theirs, buffers, plans[places], finish, work[places])
 
         paces: list[float] = []
         first = 0

@@ -22,7 +22,7 @@ from fl_lightning.task import Task
 from fl_lightning.workers.order import Bundle, bundles
 from fl_lightning.workers.parcels import Parcel, pack, unpack
 from fl_lightning.workers.pool import Pool
-from fl_lightning.workers.worker import Failure, Group, Problem, Start, TorchSettings, names_of
+from fl_lightning.workers.worker import Failure, Problem, Start, TorchSettings, group_of, names_of
 
 
 class Sent:
@@ -91,15 +91,16 @@ class Parallel(Engine):
         problem = self._send(hooks, task, finish, dataset)
         known = {"task": task, "dataset": dataset}
         engine, size = self.engine.in_groups(hooks, task, plans)
-        shared = pack(Start(engine, context._replace(own=()), buffers), known, task.device)
+        for_all = context._replace(own=(), start={} if context.own_start else context.start)
+        shared = pack(Start(engine, for_all, buffers), known, task.device)
         start = [ray.put(shared)]
         groups = [range(first, min(first + size, len(plans))) for first in range(0, len(plans), size)]
         ids = [plan.data.client for plan in plans]
         jobs = bundles(groups, ids, work, self.pool.number, self.sent.seconds_per_work)
 
         def give(actor: Any, job: Bundle) -> Any:
-            own = [Group(group, [plans[p] for p in group], context.of_members(group).own) for group in job.groups]
-            return actor.train.remote(problem, start, pack(own, known, task.device))
+            mine = [group_of(group, plans, context) for group in job.groups]
+            return actor.train.remote(problem, start, pack(mine, known, task.device))
 
         done: dict[int, list[Finished] | Failure] = {}
         pace, began = Pace("clients trained", work), time.monotonic()

@@ -61,11 +61,29 @@ class Start(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Clients that are trained at once, with their own parts of the context."""
+    """Clients that are trained at once.
+
+    Attributes:
+        positions: In the cohort.
+        plans: Their batches.
+        own: Their part of what is stacked in `Context.own`.
+        start: Likewise of `Context.start`, if each starts at a model of its own.
+    """
 
     positions: range
     plans: Sequence[Plan]
     own: Any
+    start: Params
+
+    def context(self, shared: Context) -> Context:
+        """What they start from, given what all clients of the round start from."""
+        return shared._replace(own=self.own, start=self.start if shared.own_start else shared.start)
+
+
+def group_of(positions: range, plans: Sequence[Plan], context: Context) -> Group:
+    """Some clients of a cohort."""
+    theirs = context.of_members(lambda leaf: leaf[positions.start : positions.stop])
+    return Group(positions, [plans[p] for p in positions], theirs.own, theirs.start if context.own_start else {})
 
 
 def names_of(positions: range, plans: Sequence[Plan]) -> dict[str, Any]:
@@ -127,10 +145,10 @@ class Worker:
             mine: Sequence[Group] = unpack(groups, known, device, views=True)
 
             def trained(groups: Sequence[Group]) -> Iterator[tuple[Fit, Context]]:
-                for _, plans, own in groups:
-                    theirs = context._replace(own=own)
-                    contexts = map(theirs.of_member, range(len(plans)))
-                    yield from zip(engine.fit(hooks, task, theirs, buffers, plans), contexts, strict=True)
+                for group in groups:
+                    theirs = group.context(context)
+                    contexts = map(theirs.of_member, range(len(group.plans)))
+                    yield from zip(engine.fit(hooks, task, theirs, buffers, group.plans), contexts, strict=True)
 
             def finished(groups: Sequence[Group]) -> list[Any]:
                 try:
