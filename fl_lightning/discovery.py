@@ -213,6 +213,7 @@ def _import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(PLUGIN_PACKAGE, ModuleType(PLUGIN_PACKAGE))  # pickle looks for the folder, too
     sys.modules[name] = module  # dataclasses look their module up while it is executed
     try:
         spec.loader.exec_module(module)

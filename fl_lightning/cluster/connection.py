@@ -76,12 +76,16 @@ def connected(address: str | None, resources: Resources) -> Iterator[list[Node]]
             _start(None, **place, _node_ip_address=LOOPBACK)
             enrol(*descendants(os.getpid()))
         else:
-            variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
             read_again()
-            _start(address, runtime_env={"env_vars": {**variables, "OMP_NUM_THREADS": "1"}})
+            _start(address, runtime_env={"env_vars": {**passed_on(), "OMP_NUM_THREADS": "1"}})
         stack.callback(ray.shutdown)
         interrupts.restore()
         yield _nodes(resources)
+
+
+def passed_on() -> dict[str, str]:
+    """What processes on other machines must know of this one's environment."""
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
 
 
 def is_connected() -> bool:

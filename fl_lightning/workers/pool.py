@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fl_lightning.cluster.connection import Resources, offers, slots
+from fl_lightning.cluster.connection import Resources, offers, passed_on, slots
 from fl_lightning.errors import require
 from fl_lightning.system import activity, interrupts
 from fl_lightning.workers.worker import Failure, Worker
@@ -160,7 +160,7 @@ class Pool:
     def _prepare(self, member: Member, problem: Sequence[Any]) -> None:
         if member.problem is not problem:
             member.problem = problem
-            member.preparing = member.actor.prepare.remote(problem)
+            member.preparing = member.actor.prepare.remote(problem, passed_on())
 
     def _dismiss(self, member: Member) -> None:
         import ray
@@ -178,8 +178,8 @@ class Pool:
         cpu, gpu = self.resources
         options: dict[str, Any] = {"num_cpus": cpu, "num_gpus": gpu, "max_restarts": 0, "max_task_retries": 0}
         group = ray.util.get_current_placement_group()
-        if group is not None:  # of the trial that this process is; its own bundle is the first
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, place + 1)
+        if group is not None:  # of the trial that this process is
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, place)
         return ray.remote(Worker).options(**options).remote(gpu > 0)
 
     def _check_alive(self) -> None:

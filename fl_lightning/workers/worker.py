@@ -1,8 +1,9 @@
 """What runs in a worker: it holds the data and the model of one problem, and trains the clients it is given."""
 
+import os
 import socket
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -119,8 +120,14 @@ class Worker:
         self._on_gpu = on_gpu
         self._kept: dict[str, Kept] = {}
 
-    def prepare(self, problem: Sequence[Any]) -> Failure | None:
-        """Unpack data and model; refuses what this process cannot use."""
+    def prepare(self, problem: Sequence[Any], variables: Mapping[str, str]) -> Failure | None:
+        """Unpack data and model; refuses what this process cannot use.
+
+        Args:
+            problem: References to the parcels of the data and of the problem.
+            variables: Of the environment, as the driver has them.
+        """
+        os.environ.update(variables)
         try:
             self._problem(problem)
         except Exception as error:
