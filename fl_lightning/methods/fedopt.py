@@ -68,7 +68,7 @@ class FedOpt(Method):
     """
 
     optimiser: Literal["sgd", "adagrad", "adam", "yogi"] = "adam"
-    server_lr: float = 0.01
+    server_lr: float = 0.03
     server_momentum: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
