@@ -84,8 +84,15 @@ def made_of(kind: str, name: str) -> str:
     >>> made_of("methods", "fedadagrad"), made_of("methods", "fedavg")
     ('fedopt+optimiser=adagrad+server_momentum=0', '')
     """
-    found = _built_in(kind).get(name)
-    return found.made_of if found else ""
+    if name in (built_in := _built_in(kind)):
+        return built_in[name].made_of
+    cls = find(kind, name)
+    above = inherited(cls)
+    if above is None:
+        return ""
+    changed = [key for key in cls.__annotations__ if getattr(cls, key) != getattr(above, key, None)]
+    ingredients = (f"{key}={_as_flag(getattr(cls, key))}" for key in changed)
+    return "+".join([next(filter(None, (name_of(one, above) for one in KINDS))), *ingredients])
 
 
 def inherited(cls: type[Any]) -> type[Any] | None:

@@ -30,6 +30,7 @@ DISPLAY = {
     "fedprox": "FedProx",
     "fedsgd": "FedSGD",
     "fedyogi": "FedYogi",
+    "fisher_merging": "Fisher merging",
     "fola": "FOLA",
     "scaffold": "SCAFFOLD",
 }
