@@ -48,8 +48,8 @@ def _draw(panel: Axes, rows: pd.DataFrame, colour: str, shift: float) -> str:
     contest = rows.loc[[case not in REFERENCES for case in rows.index]]
     if not contest["mean"].notna().any():
         return "nobody"
-    first = contest["mean"].idxmax()
-    low, high = rows["low"].fillna(rows["mean"]), rows["high"].fillna(rows["mean"])
+    first = str(contest["mean"].idxmax())
+    low, high = (rows[side].fillna(rows["mean"]).to_dict() for side in ("low", "high"))
     for place, case in enumerate(rows.index):
         y = place + shift
         if not np.isfinite(rows.loc[case, "mean"]):
@@ -60,4 +60,4 @@ def _draw(panel: Axes, rows: pd.DataFrame, colour: str, shift: float) -> str:
         panel.plot([100 * low[case], 100 * high[case]], [y, y], color=colour, lw=1.0, zorder=2)
         face = colour if level else palette.current().paper
         panel.plot(100 * rows.loc[case, "mean"], y, "o", color=colour, mfc=face, ms=3.2, mew=0.8, zorder=3)
-    return str(first)
+    return first
