@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fl_lightning import streams
 from fl_lightning.data.plan import ClientData
 from fl_lightning.errors import require
-from fl_lightning.params import Params
+from fl_lightning.params import Params, zip_map
 from fl_lightning.task import Task, Weights
 
 # At most as many units of a layer, unless there are more to begin with: the cap of the published codes.
@@ -122,15 +122,19 @@ def _is_zero_at_zero(part: nn.Module) -> bool:
         return True
 
 
+def used(params: Params, layers: Sequence[Layer], number: int) -> Tensor:
+    """Which units of a layer are in use, that is have a weight that is not zero; all of the output."""
+    bias = params[layers[number].bias]
+    if number == len(layers) - 1:
+        return torch.ones_like(bias, dtype=torch.bool)
+    out = pairs(params, layers, number + 1).transpose(0, 1).flatten(1).any(1)
+    return pairs(params, layers, number).flatten(1).any(1) | bias.bool() | out
+
+
 def live_units(params: Params) -> list[int]:
-    """The number of units in use in each hidden layer: those with a weight that is not zero come first."""
+    """The number of units in use in each hidden layer; they come first."""
     layers = layers_of(params)
-    found = []
-    for number, layer in enumerate(layers[:-1]):
-        used = pairs(params, layers, number).flatten(1).any(1) | params[layer.bias].bool()
-        used = used | pairs(params, layers, number + 1).transpose(0, 1).flatten(1).any(1)
-        found.append(int(used.nonzero().max()) + 1 if bool(used.any()) else 0)
-    return found
+    return [int(used(params, layers, number).sum()) for number in range(len(layers) - 1)]
 
 
 def restricted(params: Params, units: Rows) -> Params:
@@ -153,18 +157,30 @@ def restricted(params: Params, units: Rows) -> Params:
 
 def in_use(params: Params) -> int:
     """How many numbers it takes to send the units in use: dead ones are not sent."""
+    return sum(layer_in_use(params, number) for number in range(len(layers_of(params))))
+
+
+def layer_in_use(params: Params, number: int) -> int:
+    """The same for one layer: the units in use of it, with their weights from those of the layer before."""
     layers = layers_of(params)
-    total, before = 0, None
-    for number, layer in enumerate(layers):
-        weight, bias = pairs(params, layers, number), params[layer.bias]
-        inputs = weight.shape[1] if before is None else before
-        units = len(bias)
-        if number < len(layers) - 1:
-            out = pairs(params, layers, number + 1).transpose(0, 1).flatten(1).any(1)
-            units = int((weight.flatten(1).any(1) | bias.bool() | out).sum())
-        total += units * inputs * weight.shape[2] + units
-        before = units
-    return total
+    _, inputs, block = pairs(params, layers, number).shape
+    if number > 0:
+        inputs = int(used(params, layers, number - 1).sum())
+    return int(used(params, layers, number).sum()) * (inputs * block + 1)
+
+
+def own_weights(params: Params, seed: int, client: int) -> Params:
+    """The numbers of each tensor in random order, zeros left alone: they have the model's own distribution."""
+    stream = streams.generator(seed, "own weights", client)
+
+    def shuffled(value: Tensor) -> Tensor:
+        places = value.flatten().nonzero()[:, 0]
+        order = torch.randperm(len(places), generator=stream).to(value.device)
+        flat = value.flatten().clone()
+        flat[places] = flat[places[order]]
+        return flat.view_as(value)
+
+    return zip_map(shuffled, params)
 
 
 def check_room(method: str, found: int, room: int, layer: int) -> None:

@@ -6,8 +6,8 @@
     output bias          the same with the precisions f_jk / sigma
 
 How units are matched is written in fl_lightning/matching.py. The hidden layers are matched from the top down: weights
-out of a layer are put in the order that was found for the layer above it. The server's network is wider than the clients'
-ones; everybody trains a network with room for more units, of which those not in use are zero
+out of a layer are put in the order that was found for the layer above it. The server's network is wider than those of
+the clients; everybody trains a network with room for more units, of which those not in use are zero
 (fl_lightning/wide.py). In the next round a client starts from the units that its own were matched to.
 
 Yurochkin, Agarwal, Ghosh, Greenewald, Hoang, Khazaeni: Bayesian Nonparametric Federated Learning of Neural Networks,
@@ -39,7 +39,17 @@ from fl_lightning.matching import Prior, Units, by_class, class_shares, counted,
 from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, count, zip_map
 from fl_lightning.training import Training
-from fl_lightning.wide import check_room, check_wide, in_use, layers_of, live_units, pairs, restricted, widened
+from fl_lightning.wide import (
+    check_room,
+    check_wide,
+    in_use,
+    layers_of,
+    live_units,
+    own_weights,
+    pairs,
+    restricted,
+    widened,
+)
 
 # The prior's mean of a bias; that of a weight is 0.
 BIAS_MEAN = 0.1
@@ -118,12 +128,12 @@ class Pfnm(Method):
         return State(params, ClientMemory.blank(Row(units, torch.zeros_like(output))))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
-        starts = [self._start(state, n, cohort.server.seed) for n in cohort.members]
+        starts = [restricted(state.params, dict(enumerate(state.clients[n].units))) for n in cohort.members]
+        if self.own_init and cohort.round == 1:
+            starts = [
+                own_weights(start, cohort.server.seed, n) for n, start in zip(cohort.members, starts, strict=True)
+            ]
         return Context(zip_map(lambda *rows: torch.stack(rows), *starts), own_start=True)
-
-    def _start(self, state: State, client: int, seed: int) -> Params:
-        start = restricted(state.params, dict(enumerate(state.clients[client].units)))
-        return own_weights(start, seed, client) if self.own_init and client not in state.clients else start
 
     def report(self, local: Local, context: Context) -> Report:
         labels = local.data.dataset.train_y[local.data.indices]
@@ -232,17 +242,3 @@ def part_of(params: Params, row: Row, is_absent: bool) -> Part:
         weights.append(weight.double().cpu())
         biases.append(bias.double().cpu())
     return Part(weights, biases, row.units, row.counts.cpu(), is_absent)
-
-
-def own_weights(params: Params, seed: int, client: int) -> Params:
-    """The numbers of each tensor in random order, zeros left alone: they have the model's own distribution."""
-    stream = streams.generator(seed, "own weights", client)
-
-    def shuffled(value: Tensor) -> Tensor:
-        places = value.flatten().nonzero()[:, 0]
-        order = torch.randperm(len(places), generator=stream).to(value.device)
-        flat = value.flatten().clone()
-        flat[places] = flat[places[order]]
-        return flat.view_as(value)
-
-    return zip_map(shuffled, params)

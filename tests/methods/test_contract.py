@@ -13,7 +13,12 @@ from fl_lightning.testing import method_checks
 
 METHODS = sorted(discovery.discover("methods"))
 # A server that learns by itself, from what clients draw at random or from a prior moves even when clients do not.
-AT_REST = {"fedbe": {"server_epochs": 0}, "fedsparse": {"gates": "mean"}, "pfnm": {"sigma0": 1e15}}
+AT_REST = {
+    "fedbe": {"server_epochs": 0},
+    "fedsparse": {"gates": "mean"},
+    "pfnm": {"sigma0": 1e15},
+    "fedma": {"sigma0": 1e15},
+}
 
 
 def promises():
