@@ -17,7 +17,7 @@ AT_REST = {
     "fedbe": {"server_epochs": 0},
     "fedsparse": {"gates": "mean"},
     "pfnm": {"sigma0": 1e15},
-    "fedma": {"sigma0": 1e15},
+    "fedma": {"sigma0": 1e15, "gamma": 1e-6},
 }
 
 
