@@ -12,8 +12,13 @@ from fl_lightning.errors import UserError
 from fl_lightning.testing import method_checks
 
 METHODS = sorted(discovery.discover("methods"))
-# A server that learns by itself moves even when the clients do not.
-AT_REST = {"fedbe": {"server_epochs": 0}}
+# A server that learns by itself, from what clients draw at random or from a prior moves even when clients do not.
+AT_REST = {
+    "fedbe": {"server_epochs": 0},
+    "fedsparse": {"gates": "mean"},
+    "pfnm": {"sigma0": 1e15},
+    "fedma": {"sigma0": 1e15, "gamma": 1e-6},
+}
 
 
 def promises():
