@@ -88,7 +88,7 @@ def _look_for_plugins_once() -> None:
     from lightning_fabric.utilities import registry
 
     if (look := getattr(registry, "entry_points", None)) is not None:
-        registry.entry_points = cache(look)
+        vars(registry)["entry_points"] = cache(look)
 
 
 @contextmanager
