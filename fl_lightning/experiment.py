@@ -217,7 +217,7 @@ def _compute(
 ) -> Progress:
     problem = problem or build(config)
     task = task_of(config.method, problem.task)
-    start = initial(config.method, task, len(problem.clients))
+    start = initial(config.method, task, len(problem.clients), problem.dataset)
     saved = saved_rounds(config, out, start, fresh)
     history = list(saved.history) if saved else []
     posterior = _reference(config, problem)
