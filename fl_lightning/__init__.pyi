@@ -22,3 +22,4 @@ from .task import Task as Task
 from .task import Weights as Weights
 from .trained import trained_model as trained_model
 from .training import Training as Training
+from .workers.crew import Workers as Workers

@@ -41,9 +41,7 @@ class TorchSettings(NamedTuple):
         torch.set_num_threads(self.threads)
         torch.set_default_dtype(self.default_dtype)
         torch.set_float32_matmul_precision(self.matmul_precision)
-        if (
-            self.deterministic != torch.are_deterministic_algorithms_enabled()
-        ):  # even to say no takes seconds of imports
+        if self.deterministic != torch.are_deterministic_algorithms_enabled():  # even a no imports for seconds
             torch.use_deterministic_algorithms(self.deterministic)
 
 
