@@ -19,6 +19,7 @@ from fl_lightning.engines.engine import Engine
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
+from fl_lightning.loop import initial
 from fl_lightning.method import Method, task_of
 from fl_lightning.params import Params, flatten
 from fl_lightning.penalty import Penalty, prior_loss
@@ -84,8 +85,13 @@ def method_checks(method: Method, at_rest: Method | None = None) -> list[Check]:
 
 
 def choices_of(cls: type[Method]) -> dict[str, dict[str, Any]]:
-    """Each choice that differs from the default, of every Literal and bool field: by `field=value`, as a setting."""
+    """Each choice that differs from the default, of every Literal and bool field: by `field=value`, as a setting.
+
+    The choices of a named setting are those of what it is made of, and are checked there.
+    """
     found: dict[str, dict[str, Any]] = {}
+    if discovery.inherited(cls) is not None:
+        return found
     for field, item in fields_of(cls).items():
         choices: Sequence[Any] = (True, False) if item.type is bool else ()
         if get_origin(item.type) is Literal:
@@ -224,8 +230,8 @@ def states_keep_their_structure(method: Method) -> None:
     """
     case = ragged()
     records = case.run(method, fraction=0.5)
-    params = task_of(method, case.task()).initial.params
-    fresh, structure = _described(method.init(params, len(case.clients)))
+    task = task_of(method, case.task())
+    fresh, structure = _described(initial(method, task, len(case.clients), case.dataset).state)
     for record in records:
         leaves, found = _described(record.after.state)
         expect(found == structure, f"the state after round {record.round} has another structure than that of init")
