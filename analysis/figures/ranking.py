@@ -28,7 +28,9 @@ def winners(runs: pd.DataFrame) -> Picture:
     runs, remarks = contests.largest(runs, ("data.alpha",))
     best = contests.best_of_grid(runs, "GA", ["data.alpha"])
     alphas = values_of(best, "data.alpha")
-    order = list(best.groupby("case")["mean"].mean().sort_values(na_position="first").index)
+    # Rounded, so that equals stand in the order of their names, whatever the last bit says.
+    means = best.groupby("case")["mean"].mean().round(9)
+    order = list(means.sort_values(kind="stable", na_position="first").index)
     figure, (panel,) = style.picture(height=ROW * len(order) + 0.3)
     entries: list[tuple[str, dict[str, Any]]] = []
     for number, (alpha, colour) in enumerate(zip(alphas, style.sequence(len(alphas)), strict=True)):
