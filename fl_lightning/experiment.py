@@ -1,6 +1,6 @@
 """One run from its configuration to its results: consumes the federated loop, measures, saves, tracks, resumes."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +13,21 @@ from torch import Tensor
 from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
-from fl_lightning.data.partition import class_counts, held_out, partition, subset_indices, validating
+from fl_lightning.data.partition import class_counts, held_out, kept_classes, partition, subset_indices, validating
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.loop import federate, initial
 from fl_lightning.probes import ridge
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.record import Measurement, RoundRecord, Snapshot
-from fl_lightning.runs import checkpoint
+from fl_lightning.runs import checkpoint, final_round, model_file
+from fl_lightning.runs.final_round import Situation
 from fl_lightning.runs.folder import Result, clear, finished, folder_of, locked
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.recording import Recording, open_recording, retag, send_rest
 from fl_lightning.runs.resume import saved_rounds
 from fl_lightning.runs.saved import load_reference, saved_weights
-from fl_lightning.task import Task
+from fl_lightning.task import Task, Weights
+from fl_lightning.uncertainty.posterior import Member
 
 # Called after every round with the number of the round and what was measured; also, first, for the rounds of an
 # earlier session that are not computed again.
@@ -43,11 +45,13 @@ class Outputs(NamedTuple):
         tags: Further tags of the MLflow run.
         pictures: Whether to draw its curves and its partition; with thousands of runs that costs more than the runs.
         checkpoint: Whether the server's state stays on disk when the run has finished.
+        model: Whether the final model is kept as a state dict, in the folder and in MLflow.
     """
 
     tags: Mapping[str, str] = MappingProxyType({})
     pictures: bool = True
     checkpoint: bool = True
+    model: bool = False
 
 
 class Problem(NamedTuple):
@@ -68,6 +72,9 @@ def build(config: RunConfig) -> Problem:
     dataset = skew(dataset, clients, config.split, config.seed)
     if config.split.validation > 0:
         dataset = replace(dataset, validation=validating(dataset.train_y, config.split, config.seed))
+    if config.split.drop_classes:
+        kept = kept_classes(dataset.test_y, config.split)
+        dataset = replace(dataset, test_x=dataset.test_x[kept], test_y=dataset.test_y[kept])
     if config.split.test_subset < 1:
         measured = subset_indices(dataset.test_y, config.split.test_subset)
         dataset = replace(dataset, test_x=dataset.test_x[measured], test_y=dataset.test_y[measured])
@@ -97,7 +104,7 @@ def run(
     Returns:
         How it ended; all numbers are in its folder and in MLflow.
     """
-    result = finish(rounds(config, Path(out), fresh, Outputs(tags)), watch)
+    result = finish(rounds(config, Path(out), fresh, Outputs(tags, model=True)), watch)
     return retag(config, Path(out), result, tags) if result.reused else result
 
 
@@ -177,17 +184,39 @@ def _records(config: RunConfig, problem: Problem, saved: Snapshot | None) -> Ite
     )
 
 
-def _measuring(config: RunConfig, problem: Problem, folder: Path) -> Callable[[RoundRecord], Measurement]:
-    """What measures a round, AE, LF and the ridge included if the settings ask for them; refuses what cannot be."""
+def _measuring(
+    config: RunConfig, problem: Problem, folder: Path, pictures: bool = False
+) -> Callable[[RoundRecord], Measurement]:
+    """What measures a round: AE, LF, the ridge and the posterior included, where asked for; refuses what cannot be."""
     ridge.check(config.probe, config.federation, [len(indices) for indices in problem.clients])
     posterior = load_reference(config.probe, problem.task, problem.dataset, problem.clients)
+
+    final_round.check(config, _situation(problem, problem.task.initial, ()))
 
     def measured(record: RoundRecord) -> Measurement:
         if record.round in config.probe.ridge_rounds:
             ridge.write(folder, ridge.measure(config.method, problem.task, problem.dataset, record))
-        return measure(config.method, problem.task, problem.dataset, record, posterior)
+        found = measure(config.method, problem.task, problem.dataset, record, posterior)
+        if config.uncertainty.final_round and record.round == config.federation.rounds:
+            weights = Weights(record.after.state.params, record.after.buffers)
+            members = _members(config, record) if "ensemble" in config.uncertainty.predictive else ()
+            found.metrics.update(final_round.conclude(config, _situation(problem, weights, members), folder, pictures))
+        return found
 
     return measured
+
+
+def _situation(problem: Problem, weights: Weights, members: Sequence[Member]) -> Situation:
+    return Situation(problem.task, problem.dataset, problem.clients, problem.holdout, weights, members)
+
+
+def _members(config: RunConfig, record: RoundRecord) -> list[Member]:
+    """The method's own ensemble, or the clients' models by their weights."""
+    own = config.method.ensemble(record.before.state, record.cohort, record.reports)
+    if own:
+        return [Member(Weights(params, record.after.buffers), 1 / len(own)) for params in own]
+    models = [Weights(result.local.params, result.local.buffers) for result in record.clients]
+    return [Member(weights, share) for weights, share in zip(models, record.cohort.weights, strict=True)]
 
 
 def _compute(
@@ -207,7 +236,7 @@ def _compute(
         records = iter(())
     elif records is None:  # settings are refused here, before anything is written
         records = _records(config, problem, saved.snapshot if saved else None)
-    measured = _measuring(config, problem, folder)
+    measured = _measuring(config, problem, folder, outputs.pictures)
     recording = open_recording(config, out, folder, problem.clients, history, outputs.tags)
     status, message = "finished", ""
     try:
@@ -215,6 +244,8 @@ def _compute(
         try:
             for record in records:
                 history.append(measured(record))
+                if outputs.model and record.round == config.federation.rounds:
+                    model_file.write(folder, task, Weights(record.after.state.params, record.after.buffers))
                 # First the checkpoint, then MLflow: a round that is lost between the two is sent again on resume.
                 if outputs.checkpoint or record.round < config.federation.rounds:
                     checkpoint.write(folder, key, record.after, history)

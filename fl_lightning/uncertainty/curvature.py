@@ -51,7 +51,8 @@ def final_round(task: Task, weights: Weights, clients: Sequence[ClientData], for
     clients = [data for data in clients if len(data)]
     total = sum(map(len, clients))
     check(task, weights, clients[0], form)
-    messages, losses, sent = [], 0.0, 0
+    messages: list[Params] = []
+    losses, sent = 0.0, 0
     for number, data in enumerate(clients):
         activity.say(f"final round, {number} of {len(clients)} clients")
         message = of_client(task, weights, data, form, slopes)

@@ -8,12 +8,12 @@ laplace-torch, T divides the curvature alone. The marginal likelihood is Laplace
 
 Parameters that are in no block (all but the last layer's, with that form) are known for certain.
 
-MacKay: A Practical Bayesian Framework for Backpropagation Networks, 1992. Daxberger et al.: Laplace Redux, NeurIPS 2021.
+MacKay: A Practical Bayesian Framework for Backpropagation Networks, 1992. Daxberger et al.: Laplace Redux, 2021.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 import torch
@@ -77,7 +77,7 @@ class Posterior:
     temperature: float = 1.0
     logit_temperature: float | None = None
     members: tuple[Member, ...] = ()
-    scaling: Scaling = Scaling()
+    scaling: Scaling = field(default_factory=Scaling)
     seed: int = 0
     draws: int = 30
     glm_draws: int = 100
@@ -113,11 +113,11 @@ class Posterior:
         return [p.reciprocal() for p in self.precisions()]
 
     def log_determinant(self) -> float:
-        """ln det P."""
+        """The logarithm of det P."""
         return sum(float(p.log().sum()) for p in self.precisions())
 
     def log_marginal_likelihood(self) -> float:
-        """ln p(D), by Laplace's method."""
+        """The logarithm of p(D), by Laplace's method."""
         uncertain = [name for block in self.blocks for name in block.names]
         square = sum(float(self.weights.params[name].double().square().sum()) for name in uncertain)
         occam = self.log_determinant() - self.size * math.log(self.prior_precision)

@@ -55,7 +55,8 @@ class Prediction(NamedTuple):
     @property
     def entropy(self) -> Tensor:
         """-sum_k p_k ln p_k of every sample: 0 where one class is certain, ln K where nothing is known."""
-        return torch.special.entr(self.probabilities).sum(1)
+        entropy: Tensor = torch.special.entr(self.probabilities).sum(1)
+        return entropy
 
 
 def predict(posterior: "Posterior", x: Tensor, kinds: Sequence[str], spread: bool = False) -> dict[str, Prediction]:
@@ -146,9 +147,7 @@ def _first_order(logs: Tensor, covariance: Tensor) -> Tensor:
     return (slope @ covariance @ slope).diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
 
 
-def _mixture(
-    posterior: "Posterior", models: Sequence[tuple[Weights, float]], x: Tensor, spread: bool
-) -> Prediction:
+def _mixture(posterior: "Posterior", models: Sequence[tuple[Weights, float]], x: Tensor, spread: bool) -> Prediction:
     with posterior.task.evaluating():
         logs = torch.stack([posterior.task.logits(weights, x).double().log_softmax(1) for weights, _ in models])
     shares = torch.tensor([share for _, share in models], dtype=torch.float64, device=logs.device)
@@ -167,7 +166,13 @@ def _mixed(logs: Tensor, shares: Tensor, spread: bool) -> Prediction:
 
 
 def _joined(parts: Sequence[Prediction]) -> Prediction:
-    return Prediction(*(None if values[0] is None else torch.cat(values) for values in zip(*parts, strict=True)))
+    logs, spreads, information = zip(*parts, strict=True)
+    return Prediction(torch.cat(logs), _cat(spreads), _cat(information))
+
+
+def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if known else None
 
 
 def _block_size(posterior: "Posterior", x: Tensor, kinds: Sequence[str]) -> int:

@@ -1,5 +1,6 @@
 """The posterior of the final round against dense matrices, Jacobians of torch.func and brute-force sampling."""
 
+import dataclasses
 import math
 
 import pytest
@@ -64,9 +65,7 @@ def jacobian(task, x):
 
 def dense_precision(task, dataset, form, tau):
     """P as a matrix, written from the definitions: a loop over samples and classes."""
-    size, m = task.num_params, len(dataset.train_y)
-    if form == "kron":
-        return None
+    size = task.num_params
     total = torch.zeros(size, size, dtype=torch.float64)
     slopes = jacobian(task, dataset.train_x)
     p = task.logits(task.initial, dataset.train_x).softmax(1).detach()
@@ -76,16 +75,12 @@ def dense_precision(task, dataset, form, tau):
     if form == "diagonal":
         return total.diagonal().diag()
     if form == "last_layer":
-        last = [n for n in task.initial.params][-2:] if "bias" in list(task.initial.params)[-1] else [
-            list(task.initial.params)[-1]
-        ]
-        mine = flatten(
-            {n: torch.full_like(v, float(n in last)) for n, v in task.initial.params.items()}
-        ).bool()
+        names = list(task.initial.params)
+        last = names[-2:] if names[-1].endswith("bias") else names[-1:]
+        mine = flatten({n: torch.full_like(v, float(n in last)) for n, v in task.initial.params.items()}).bool()
         keep = torch.outer(mine, mine)
         # Certain parameters have no variance: their precision is infinite.
         return torch.where(keep, total, torch.zeros_like(total)) + torch.diag((~mine).double() * 1e300)
-    del m
     return total
 
 
@@ -194,8 +189,6 @@ def test_glm_mc_is_the_mean_of_a_million_draws():
     stream = torch.Generator().manual_seed(1)
     noise = torch.randn(1_000_000, 4, generator=stream, dtype=torch.float64)
     draws = (task.logits(task.initial, x).detach() + noise @ torch.linalg.cholesky(covariance).T).softmax(1)
-    import dataclasses
-
     many = dataclasses.replace(posterior, glm_draws=200_000).predict(x, "glm_mc")
     error = draws.std(0) * math.sqrt(1 / 200_000 + 1e-6)
     assert bool(((many.probabilities[0] - draws.mean(0)).abs() < 5 * error).all())
@@ -217,8 +210,6 @@ def test_draws_have_the_covariance_of_the_posterior(form):
 
 
 def test_an_ensemble_is_the_weighted_mean_of_its_members():
-    import dataclasses
-
     task, dataset = problem()
     other = Weights(zip_map(lambda p: p + 0.5, task.initial.params), {})
     posterior = dataclasses.replace(
@@ -277,8 +268,6 @@ def test_the_holdout_chooses_the_smallest_nll():
 
 
 def test_bytes_are_standardised_as_in_training():
-    import dataclasses
-
     from fl_lightning.uncertainty.posterior import Scaling
 
     task, dataset = problem()
