@@ -8,6 +8,7 @@ from torch import nn
 from fl_lightning.config import RunConfig, parse, read_yaml
 from fl_lightning.errors import UserError, require
 from fl_lightning.experiment import Problem, build
+from fl_lightning.method import task_of
 from fl_lightning.runs import checkpoint, files, final_round, model_file
 from fl_lightning.runs.final_round import Situation
 from fl_lightning.runs.folder import Result, read_result, write_result
@@ -22,6 +23,8 @@ from fl_lightning.uncertainty.settings import Uncertainty
 def load_model(run: Result | Path | str, out: Path | str = "runs") -> nn.Module:
     """The aggregated model after the last round, in evaluation mode, on the device that its settings name.
 
+    It is the network that was trained: of a method with its own (`Method.network`), that one.
+
     Args:
         run: A finished run: its result, its folder (what `fl-lightning run` calls its files), or its MLflow id.
         out: Folder of all runs, whose store knows the id.
@@ -30,7 +33,7 @@ def load_model(run: Result | Path | str, out: Path | str = "runs") -> nn.Module:
         UserError: If there is no such run, or it has kept no model, as most sweeps do.
     """
     folder = folder_of_run(run, out)
-    task = build(config_of(folder)).task
+    task = _problem(config_of(folder)).task
     task.load(model_file.read(folder, task))
     return task.model.eval()
 
@@ -49,7 +52,7 @@ def posterior_of(run: Result | Path | str, settings: Uncertainty | None = None, 
     """
     folder = folder_of_run(run, out)
     config = config_of(folder)
-    problem = build(config)
+    problem = _problem(config)
     if settings is None and (folder / file.FILE).exists():
         return file.load(folder / file.FILE, problem.task)
     config = replace(config, uncertainty=settings or config.uncertainty)
@@ -76,7 +79,7 @@ def measure_posterior(run: Result | Path | str, settings: Uncertainty, out: Path
         f"the run in {folder} has {result.status} before its last round, so there is no final model to measure",
     )
     config = replace(config_of(folder), uncertainty=replace(settings, final_round=True))
-    problem = build(config)
+    problem = _problem(config)
     now = _situation(folder, problem)
     final_round.check(config, now)
     numbers = final_round.conclude(config, now, folder)
@@ -92,6 +95,12 @@ def measure_posterior(run: Result | Path | str, settings: Uncertainty, out: Path
 def config_of(folder: Path) -> RunConfig:
     """The settings of a finished run."""
     return parse(read_yaml(str(folder / checkpoint.SETTINGS)))
+
+
+def _problem(config: RunConfig) -> Problem:
+    """Data and the network that was really trained."""
+    problem = build(config)
+    return problem._replace(task=task_of(config.method, problem.task))
 
 
 def _situation(folder: Path, problem: Problem) -> Situation:

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from fl_lightning.curvature.per_sample import squared_gradients
 from fl_lightning.data.plan import Plan
+from fl_lightning.engines.sgd import moving, with_zeros
 from fl_lightning.errors import UserError
 from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, zip_map
@@ -30,6 +31,7 @@ class Client(pl.LightningModule):
         self.task, self.plan = task, plan
         self.penalty = hooks.penalty(context)
         self.pull: Params = {}  # the penalty's gradient at the present step
+        self.frozen = hooks.frozen(context)
         self._params: Params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.losses: list[Tensor] = []
         self.shares: list[float] = []
@@ -51,16 +53,19 @@ class Client(pl.LightningModule):
 
     @override
     def on_after_backward(self) -> None:
-        """A parameter that the loss does not depend on has gradient zero: torch.optim would spare it the decay."""
-        for parameter in self.params().values():
-            if parameter.grad is None:
+        """A parameter that the loss does not depend on has gradient zero: torch.optim would spare it the decay.
+
+        So has a frozen one, which the optimiser does not know.
+        """
+        for name, parameter in self.params().items():
+            if parameter.grad is None or name in self.frozen:
                 parameter.grad = torch.zeros_like(parameter)
 
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
         training = self.plan.training
         return torch.optim.SGD(
-            self.params().values(),
+            moving(self.params(), self.frozen).values(),
             lr=training.lr,
             momentum=training.momentum,
             weight_decay=training.weight_decay,
@@ -108,7 +113,8 @@ class Observer(pl.Callback):
         assert isinstance(pl_module, Client)
         total = {name: p.grad for name, p in pl_module.params().items() if p.grad is not None}
         if pl_module.penalty is not None:
-            total = zip_map(torch.sub, total, pl_module.pull)
+            free = moving(total, pl_module.frozen)
+            total = with_zeros(zip_map(torch.sub, free, pl_module.pull), total)
         elif trainer.gradient_clip_val is not None:
             total = zip_map(torch.clone, total)  # clipping scales the gradients in place
         self.grad = total

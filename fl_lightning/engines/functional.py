@@ -15,7 +15,7 @@ from fl_lightning.curvature.per_sample import squared_gradients
 from fl_lightning.data.augment import Choices
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
-from fl_lightning.engines.sgd import is_plain, sgd
+from fl_lightning.engines.sgd import is_plain, moving, sgd, with_zeros
 from fl_lightning.errors import require
 from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, row, zeros, zip_map
@@ -56,8 +56,7 @@ class Functional(Engine):
             if len(members) == 1:
                 yield train_one(hooks, task, context.of_member(first), buffers, plans[first])
             else:
-                own = pytree.tree_map_only(Tensor, lambda leaf: leaf[members.start : members.stop], context.own)  # noqa: B023
-                chunk_context = context._replace(own=own)
+                chunk_context = context.of_members(lambda leaf: leaf[members.start : members.stop])  # noqa: B023
                 yield from train_many(hooks, task, chunk_context, buffers, [plans[i] for i in members])
 
     def trains_apart(self, task: Task, plans: Sequence[Plan]) -> bool:
@@ -84,13 +83,15 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
     training, data, model = plan.training, plan.data, task.model
     task.load(Weights(context.start, buffers))
     model.train()
-    leaves = [p for p in model.parameters() if p.requires_grad]
-    params = {name: leaf.detach() for name, leaf in zip(task.names, leaves, strict=True)}  # the same storage
-    values = list(params.values())
+    leaves: Params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    params = zip_map(torch.detach, leaves)  # the same storage
+    frozen = hooks.frozen(context)
+    free = moving(params, frozen)
+    targets, values = list(moving(leaves, frozen).values()), list(free.values())
     penalty = hooks.penalty(context)
-    plain = is_plain(training)
+    plain = is_plain(training) and not (frozen and penalty is not None)
     pull = penalty.descent(training.lr) if penalty is not None and plain else None
-    velocity = zeros(params) if training.momentum else {}
+    velocity = zeros(free) if training.momentum else {}
     trace = hooks.trace(context)
     observes, needs_squares, size = hooks.observes, hooks.needs_squares, len(data)
     per_epoch = plan.steps_per_epoch
@@ -101,7 +102,7 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
             fraction = len(y) / size
             squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
             loss = task.likelihood(model(x), y)
-            grads = torch.autograd.grad(loss, leaves, materialize_grads=True)
+            grads = torch.autograd.grad(loss, targets, materialize_grads=True)
             losses.append(loss.detach())
             shares.append(fraction)
             if plain:  # the penalty first: both gradients are taken at the same theta
@@ -109,13 +110,13 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
                     pull(params)
                 torch._foreach_add_(values, grads, alpha=-training.lr)
             else:
-                total = dict(zip(task.names, grads, strict=True))
+                total = dict(zip(free, grads, strict=True))
                 if penalty is not None:
                     total = zip_map(torch.add, total, penalty.grad(params))
-                updated, velocity = sgd(params, total, velocity, training)
+                updated, velocity = sgd(free, total, velocity, training)
                 torch._foreach_copy_(values, list(updated.values()))
             if observes:
-                grad = dict(zip(task.names, grads, strict=True))
+                grad = with_zeros(dict(zip(free, grads, strict=True)), params)
                 epoch, position = divmod(index, per_epoch)
                 step = Step(index, params, grad, squares, fraction, epoch, position == per_epoch - 1, losses[-1])
                 trace = hooks.observe(trace, step)
@@ -138,8 +139,16 @@ def train_many(
     def expand(tree: Any) -> Any:
         return pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(number, *leaf.shape).clone(), tree)
 
+    own = (context.own, context.start if context.own_start else ())
+
+    def seen_by(own: Any) -> Context:
+        memory, start = own
+        return context._replace(own=memory, start=start or context.start, own_start=False)
+
     def start_trace(own: Any) -> Any:
-        return hooks.trace(context._replace(own=own))
+        return hooks.trace(seen_by(own))
+
+    frozen = hooks.frozen(context.of_member(0))
 
     def advance(
         state: Any, own: Any, x: Tensor, y: Tensor, mask: Tensor, size: Tensor, length: Tensor, index: int
@@ -151,9 +160,12 @@ def train_many(
             return task.masked_loss(Weights(params, copies), x, y, mask), copies
 
         grad, (loss, new_stats) = grad_and_value(loss_of, has_aux=True)(params)
-        penalty = hooks.penalty(context._replace(own=own))
+        penalty = hooks.penalty(seen_by(own))
         total = grad if penalty is None else zip_map(torch.add, grad, penalty.grad(params))
-        new_params, new_velocity = sgd(params, total, velocity, training)
+        new_params, new_velocity = sgd(moving(params, frozen), moving(total, frozen), velocity, training)
+        if frozen:
+            new_params = {name: new_params.get(name, value) for name, value in params.items()}
+            grad = with_zeros(moving(grad, frozen), params)
         new_trace = trace
         if hooks.observes:
             squares = squared_gradients(task, Weights(params, stats), x, y, mask) if hooks.needs_squares else None
@@ -166,9 +178,9 @@ def train_many(
             moved = pytree.tree_map(lambda new, old: torch.where(active, new, old), moved, state)
         return moved, loss
 
-    own = context.own
-    start = expand(context.start)
-    state = (start, expand(buffers), zeros(start) if training.momentum else {}, _empty_traces(start_trace, own, number))
+    start = zip_map(torch.clone, context.start) if context.own_start else expand(context.start)
+    velocity = zeros(moving(start, frozen)) if training.momentum else {}
+    state = (start, expand(buffers), velocity, _empty_traces(start_trace, own, number))
     losses = torch.zeros(number, dtype=torch.float64, device=device)
     own_dims = pytree.tree_map(lambda _: 0, own)
     step = vmap(advance, in_dims=(0, own_dims, 0, 0, 0, 0, 0, None), randomness="different")

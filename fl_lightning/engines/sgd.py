@@ -11,6 +11,18 @@ def is_plain(training: Training) -> bool:
     return training.momentum == 0 and training.weight_decay == 0 and training.clip_norm is None
 
 
+def moving(params: Params, frozen: frozenset[str]) -> Params:
+    """Those that are not frozen."""
+    return {name: value for name, value in params.items() if name not in frozen} if frozen else params
+
+
+def with_zeros(grad: Params, params: Params) -> Params:
+    """The gradient of all parameters: zero for those that are frozen, of which none was taken."""
+    if len(grad) == len(params):
+        return grad
+    return {name: grad[name] if name in grad else torch.zeros_like(value) for name, value in params.items()}
+
+
 def clipped(grad: Params, largest: float) -> Params:
     """The gradient, shortened to this norm if it is longer; as torch.nn.utils.clip_grad_norm_ has it."""
     norm = torch.stack([g.square().sum() for g in grad.values()]).sum().sqrt()

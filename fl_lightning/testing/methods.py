@@ -13,12 +13,13 @@ from torch.func import grad
 from torch.utils import _pytree as pytree
 
 from fl_lightning import discovery
+from fl_lightning.client_memory import ClientMemory
 from fl_lightning.config import configure, fields_of
 from fl_lightning.engines.engine import Engine
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.method import Method
+from fl_lightning.method import Method, task_of
 from fl_lightning.params import Params, flatten
 from fl_lightning.penalty import Penalty, prior_loss
 from fl_lightning.testing.cases import equal_bits, final, largest_difference, ragged
@@ -217,12 +218,16 @@ def settings_are_explained(method: Method) -> None:
 
 
 def states_keep_their_structure(method: Method) -> None:
-    """Every state has the structure, shapes and types of `init`'s, so that checkpoints can be read."""
+    """Every state has the structure, shapes and types of `init`'s, so that checkpoints can be read.
+
+    A `ClientMemory` grows with the clients that have taken part; all its rows are like the one it began with.
+    """
     case = ragged()
     records = case.run(method, fraction=0.5)
-    fresh, structure = pytree.tree_flatten(method.init(case.task().initial.params, len(case.clients)))
+    params = task_of(method, case.task()).initial.params
+    fresh, structure = _described(method.init(params, len(case.clients)))
     for record in records:
-        leaves, found = pytree.tree_flatten(record.after.state)
+        leaves, found = _described(record.after.state)
         expect(found == structure, f"the state after round {record.round} has another structure than that of init")
         for leaf, like in zip(leaves, fresh, strict=True):
             if isinstance(like, torch.Tensor):
@@ -233,12 +238,23 @@ def states_keep_their_structure(method: Method) -> None:
                 )
 
 
+def _described(state: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure of a state, clients' memories without the rows that clients have got."""
+    alike = pytree.tree_map(
+        lambda leaf: ClientMemory.blank(leaf.default) if isinstance(leaf, ClientMemory) else leaf,
+        state,
+        is_leaf=lambda leaf: isinstance(leaf, ClientMemory),
+    )
+    return pytree.tree_flatten(alike)
+
+
 def traffic_is_counted(method: Method) -> None:
-    """Every member is sent a model and sends one; nothing travels where data are pooled."""
+    """Every member is sent a model and sends one, unless a method counts otherwise; nothing travels in one place."""
     case = ragged()
     record = case.run(method, rounds=1)[0]
-    is_sent = method.traffic(record.after.state.params) > 0  # or everything is in one place
-    least = 4 * case.task().num_params * len(record.cohort.members) if is_sent else 0
+    is_sent = record.bytes_down > 0  # or everything is in one place
+    counts = type(method).traffic is not Method.traffic
+    least = 1 if counts else 4 * case.task().num_params * len(record.cohort.members)
     for way, number in (("down", record.bytes_down), ("up", record.bytes_up)):
         enough = number >= least if is_sent else number == 0
         expect(enough, f"bytes {way}: expected {f'at least {least}' if is_sent else '0'}, got {number}")
