@@ -79,7 +79,7 @@ def fitted(name: str, x: Tensor, dataset: Dataset) -> Tensor:
         f"uncertainty.ood {name} has inputs of shape {given}, which cannot be made {expected} by padding; give inputs "
         "of the shape of the training set",
     )
-    return x.to(dataset.test_x.dtype)
+    return x[: len(dataset.test_x)].to(dataset.test_x.dtype)
 
 
 def _from_file(path: Path) -> Tensor:
