@@ -85,7 +85,8 @@ def test_a_run_leaves_everything_that_is_needed_to_repeat_it(out):
         assert [point.step for point in history] == [1, 2, 3, 4]
         assert [point.value for point in history] == [m.metrics[metric] for m in result.history]
     stored = {item.path for item in client.list_artifacts(result.run_id)}
-    assert stored == {"config.yaml", "rounds.parquet", "clients.parquet", "curves.png", "partition.png"}
+    pictures = {"curves.png", "partition.png"}
+    assert stored == {"config.yaml", "rounds.parquet", "clients.parquet", "model.safetensors", *pictures}
 
 
 def test_a_finished_run_is_not_repeated_unless_asked(out):

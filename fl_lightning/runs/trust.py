@@ -1,4 +1,4 @@
-"""Pictures of how far predictions can be trusted: reliability, risk and coverage, entropies in and out of distribution."""
+"""How far predictions can be trusted, drawn: reliability, risk and coverage, entropies in and out of distribution."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -140,13 +140,13 @@ with safe_open(f"{folder}/posterior.safetensors", framework="pt") as posterior:
         offset = out_basis @ noise @ in_basis.T
         assert offset[:, :-1].shape == state[block["weight"]].shape
         assert offset[:, -1].shape == state[block["bias"]].shape
-print(float(model(torch.zeros(1, 64).double()).sum()))
+print(model(torch.zeros(1, 64).double()).sum().item())
 """
     done = subprocess.run(
         [sys.executable, "-c", script, str(ended.folder)], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stderr
-    expected = float(load_model(ended)(torch.zeros(1, 1, 8, 8).double()).sum())
+    expected = load_model(ended)(torch.zeros(1, 1, 8, 8).double()).sum().item()
     assert float(done.stdout) == pytest.approx(expected)
 
 
@@ -189,7 +189,7 @@ def test_classes_that_nobody_has():
     )
     problem = experiment.build(config)
     assert 9 not in problem.dataset.test_y.tolist()
-    assert 9 not in problem.dataset.train_y[torch.cat(problem.clients)].tolist()
+    assert 9 not in problem.dataset.train_y[torch.cat(list(problem.clients))].tolist()
     with pytest.raises(UserError, match=r"drop_classes must name classes of the data, 0 to 9, got \[12\]"):
         partition(labels, Split(drop_classes=(12,)), 0)
     with pytest.raises(UserError, match="must leave at least two classes"):
