@@ -26,16 +26,15 @@ def folder_of_run(run: Result | Path | str, out: Path | str = "runs") -> Path:
         return run.folder
     folder = Path(run)
     if folder.is_dir() or folder.parent != Path():
-        require(
-            folder.is_dir(),
-            f"expected the folder of a saved run, got {folder}: there is no such folder; a finished run names its folder",
-        )
+        expected = f"expected the folder of a saved run, got {folder}"
+        remedy = "a finished run names its folder"
+        require(folder.is_dir(), f"{expected}: there is no such folder; {remedy}")
+        begun = (folder / checkpoint.CURRENT).exists()
         require(
             (folder / checkpoint.SETTINGS).exists(),
             f"the run in {folder} has not finished; the command that started it goes on with it"
-            if (folder / checkpoint.CURRENT).exists()
-            else f"expected the folder of a saved run, got {folder}: there is no checkpoint in it; a finished run names "
-            "its folder",
+            if begun
+            else f"{expected}: there is no checkpoint in it; {remedy}",
         )
         return folder
     return _by_id(str(run), Path(out))
