@@ -13,6 +13,8 @@ from fl_lightning.errors import UserError
 
 # The file of `fl_lightning.probes.ridge`.
 PROBES = "laplace.npz"
+# The file of `fl_lightning.runs.final_round`.
+TRUST = "uncertainty.npz"
 
 
 def ridges(store: Runs, table: pd.DataFrame) -> pd.DataFrame:
@@ -28,6 +30,15 @@ def ridges(store: Runs, table: pd.DataFrame) -> pd.DataFrame:
                 rows.append(pd.DataFrame({"run_id": run_id, "round": int(number), "path": path, **along}))
     found = pd.concat(rows) if rows else pd.DataFrame(columns=["run_id", "round", "path", "share", "accuracy"])
     merged = store.without_metrics(table).merge(found, on="run_id", how="inner")
+    merged.attrs.update(table.attrs)
+    return merged
+
+
+def trust(store: Runs, table: pd.DataFrame) -> pd.DataFrame:
+    """One row for every run that has had a final round, with its curves in the column `arrays`."""
+    found = {run_id: arrays for run_id in table["run_id"] if (arrays := _probed(store, run_id, TRUST))}
+    merged = store.without_metrics(table).loc[table["run_id"].isin(found)].copy()
+    merged["arrays"] = merged["run_id"].map(found)
     merged.attrs.update(table.attrs)
     return merged
 
@@ -60,8 +71,8 @@ def partitions(table: pd.DataFrame, most: int = 6) -> dict[str, NDArray[Any]]:
     return found
 
 
-def _probed(store: Runs, run_id: str) -> dict[str, NDArray[Any]]:
-    path = store.artifact(run_id, PROBES)
+def _probed(store: Runs, run_id: str, name: str = PROBES) -> dict[str, NDArray[Any]]:
+    path = store.artifact(run_id, name)
     if path is None:
         return {}
     with np.load(path, allow_pickle=False) as file:

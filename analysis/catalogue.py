@@ -132,6 +132,27 @@ CATALOGUE: tuple[Entry, ...] = (
         lambda m: figures.errors_behind_accuracies(m.runs, m.references),
     ),
     Entry(
+        "reliability",
+        "Reliability",
+        "Accuracy over confidence; below the diagonal predictions are overconfident, above it they are underconfident.",
+        lambda m: m.has_final_rounds,
+        lambda m: figures.reliability(m.trust),
+    ),
+    Entry(
+        "risk_coverage",
+        "Risk and coverage",
+        "The error among the most confident predictions: the lower, the better confidence tells hits from errors.",
+        lambda m: m.has_final_rounds,
+        lambda m: figures.risk_coverage(m.trust),
+    ),
+    Entry(
+        "entropies",
+        "Entropies in and out of distribution",
+        "A model that knows what it does not know predicts large entropies for inputs of no class.",
+        lambda m: m.has_final_rounds,
+        lambda m: figures.entropies(m.trust),
+    ),
+    Entry(
         "global_against_local",
         "GA and LA",
         "One point per run, under equal conditions; lines are least squares.",
@@ -198,6 +219,15 @@ TABLES: tuple[TableEntry, ...] = (
         "test, with Holm's correction for all tests of this table; effect: rank-biserial correlation from -1 to 1.",
         lambda m: True,
         lambda m: tables.paired_comparison(m.runs),
+        of_chosen=True,
+    ),
+    TableEntry(
+        "calibration",
+        "Calibration",
+        "Of the mean (map), and with a final round of every kind of prediction: 15 bins of equal width; AUROC of the "
+        "entropy for inputs of no class. NLL, Brier, ECE and AURC are small if good.",
+        lambda m: "ECE" in m.runs and bool(m.runs["ECE"].notna().any()),
+        lambda m: tables.calibration(m.runs),
         of_chosen=True,
     ),
     TableEntry(

@@ -26,7 +26,10 @@ QUIET = {"ties": 0, "diverged seeds": 0, "diverged settings": 0, "incomplete set
 ENDS = (" low", " high", " std")
 NOTHING = "–"
 # By the beginning of a column's name: whether the smallest or the largest of its numbers is the best.
-BETTER = {"GA": "max", "LA": "max", "expected best": "max", "rounds to": "min"}
+BETTER = {
+    **{"GA": "max", "LA": "max", "expected best": "max", "rounds to": "min"},
+    **{"accuracy": "max", "NLL": "min", "Brier": "min", "ECE": "min", "AURC": "min", "AUROC": "max"},
+}
 # Has what the others may not have, and is not in the contest.
 OUTSIDE = ("centralised",)
 SPECIAL = {

@@ -47,6 +47,16 @@ class Part:
         return arrays.ridges(self.store, self.runs)
 
     @cached_property
+    def trust(self) -> pd.DataFrame:
+        """Curves of calibration, where a run has had a final round."""
+        return arrays.trust(self.store, self.runs.loc[self.runs["ended"]])
+
+    @property
+    def has_final_rounds(self) -> bool:
+        """Whether a run has ended in a posterior."""
+        return any(str(name).endswith("/NLL") and self.runs[name].notna().any() for name in self.runs)
+
+    @cached_property
     def sweep(self) -> Sweep | None:
         """The sweep that made them."""
         return self.store.sweep(self.study, self.scale) if self.study else None

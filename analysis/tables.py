@@ -192,6 +192,32 @@ def costs(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def calibration(runs: pd.DataFrame) -> pd.DataFrame:
+    """NLL, Brier, ECE, AURC and detection of every case and kind of prediction, at the best setting of every case."""
+    best = contests.best_of_grid(runs)
+    keys = contests.conditions(runs)
+    names = [str(name) for name in runs]
+    kinds = [name.removesuffix("/NLL") for name in names if name.endswith("/NLL")]
+    strange = [name.removeprefix("map/AUROC/") for name in names if name.startswith("map/AUROC/")]
+    rows = []
+    for _, row in best.iterrows():
+        mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
+        start = {contests.symbol(key): row[key] for key in keys} | {"case": row["case"]}
+        found = [kind for kind in kinds if mine[f"{kind}/NLL"].notna().any()]
+        for kind in found or [""]:
+            prefix = f"{kind}/" if kind else ""
+            line = start | {"prediction": kind or "map"}
+            line |= spread_columns("accuracy (%)", 100 * mine[f"{prefix}accuracy" if kind else "GA"])
+            for metric in ("NLL", "Brier", "ECE", "AURC"):
+                if f"{prefix}{metric}" in mine:
+                    line |= spread_columns(metric, mine[f"{prefix}{metric}"])
+            for name in strange:
+                if f"{prefix}AUROC/{name}" in mine and mine[f"{prefix}AUROC/{name}"].notna().any():
+                    line |= spread_columns(f"AUROC {name}", mine[f"{prefix}AUROC/{name}"])
+            rows.append(line | {"n": int(mine[f"{prefix}NLL"].notna().sum())})
+    return pd.DataFrame(rows)
+
+
 def reference_case(runs: pd.DataFrame) -> str:
     """The case that others are compared with: FOLA as the paper has it, else the first."""
     cases = runs.drop_duplicates("case").set_index("case")
@@ -294,6 +320,7 @@ __all__ = [
     "NOTE",
     "accuracy_and_rounds",
     "best_settings",
+    "calibration",
     "columns",
     "correlated",
     "correlations",

@@ -20,6 +20,8 @@ from .record import RoundRecord as RoundRecord
 from .runs.folder import Result as Result
 from .task import Task as Task
 from .task import Weights as Weights
-from .trained import trained_model as trained_model
+from .trained import load_model as load_model
+from .trained import posterior_of as posterior_of
 from .training import Training as Training
+from .uncertainty.settings import Uncertainty as Uncertainty
 from .workers.crew import Workers as Workers

@@ -1,4 +1,4 @@
-"""The command line: fl-lightning run | compare | partition | sweep | report | table | runs | list | ui | demo."""
+"""The command line: fl-lightning run | compare | partition | sweep | uncertainty | report | table | runs | ..."""
 
 import importlib
 import sys
@@ -16,6 +16,7 @@ COMMANDS = {
     "compare": "Run several methods on the same problem, side by side.",
     "partition": "Show who would hold which samples, before training.",
     "sweep": "Run a whole study on Ray Tune: a grid or a search, with seeds.",
+    "uncertainty": "The posterior of a finished run: calibration, and what it does not know.",
     "report": "Write a page with the findings, figures and tables of all runs.",
     "table": "Print one table of the runs, also as LaTeX or CSV.",
     "runs": "List the runs there are, show one, delete some.",
@@ -89,7 +90,7 @@ def _in_one_line(message: Warning | str, *_: Any, **__: Any) -> str:
 
 def usage() -> str:
     """The help of the program itself."""
-    lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:<11} {text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
             "Federated learning on heterogeneous data: FOLA and its rivals.",

@@ -29,6 +29,7 @@ from fl_lightning.method import Method
 from fl_lightning.probes.settings import Probe
 from fl_lightning.task import Task
 from fl_lightning.training import Training
+from fl_lightning.uncertainty.settings import Uncertainty
 from fl_lightning.usual_names import unknown_setting
 
 # The named parts: key, folder of `discovery`, default, help.
@@ -102,6 +103,7 @@ class RunConfig:
     compute: Compute
     seed: int
     probe: Probe = field(default_factory=Probe)
+    uncertainty: Uncertainty = field(default_factory=Uncertainty)
 
     def flat(self) -> dict[str, Any]:
         """All settings by dotted key."""
@@ -113,7 +115,7 @@ class RunConfig:
                 flat |= {f"data.{name}": v for name, v in _field_values(self.split).items()}
                 flat["model"] = self.model.name
                 flat |= {f"model.{name}": v for name, v in self.model.options.items()}
-        for section in ("training", "federation", "compute", "probe"):
+        for section in ("training", "federation", "compute", "probe", "uncertainty"):
             flat |= {f"{section}.{name}": v for name, v in _field_values(getattr(self, section)).items()}
         return flat | {"seed": self.seed}
 
@@ -206,7 +208,18 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         compute=Compute(**section("compute", Compute)),
         seed=values["seed"],
         probe=Probe(**section("probe", Probe)),
+        uncertainty=Uncertainty(**section("uncertainty", Uncertainty)),
     )
+
+
+def with_section(config: RunConfig, section: str, given: Mapping[str, str]) -> RunConfig:
+    """A configuration with other settings of one section, as flags give them.
+
+    >>> with_section(configure(), "training", {"lr": "0.5"}).training.lr
+    0.5
+    """
+    flags = [f"--{key}={_as_flag(key, value)}" for key, value in config.flat().items()]
+    return parse([*flags, *(f"--{section}.{name}={value}" for name, value in given.items())])
 
 
 def read_yaml(path: str) -> list[str]:
@@ -259,7 +272,8 @@ def schema_of(names: Mapping[str, str]) -> dict[str, Field]:
         schema |= {f"{part}.{name}": item for name, item in fields_of(cls).items()}
         if part == "data":
             schema |= {f"data.{name}": item for name, item in fields_of(Split).items()}
-    sections = {"training": Training, "federation": Federation, "compute": Compute, "probe": Probe}
+    sections: dict[str, type[Any]] = {"training": Training, "federation": Federation, "compute": Compute}
+    sections |= {"probe": Probe, "uncertainty": Uncertainty}
     for prefix, section in sections.items():
         schema |= {f"{prefix}.{name}": item for name, item in fields_of(section).items()}
     schema["seed"] = Field(int, 0, "Key of every random draw: weights, partition, cohorts, batches.")

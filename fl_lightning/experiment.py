@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
-from fl_lightning.data.partition import class_counts, divide, held_out, subset_indices, validating
+from fl_lightning.data.partition import class_counts, divide, held_out, kept_classes, subset_indices, validating
 from fl_lightning.data.shares import sizes_of
 from fl_lightning.engines.engine import Engine
 from fl_lightning.errors import Diverged, UserError
@@ -23,13 +23,15 @@ from fl_lightning.probes import ridge
 from fl_lightning.probes.accuracy import ClientJudge, measure
 from fl_lightning.probes.reference import Reference
 from fl_lightning.record import Measurement, RoundRecord, Snapshot
-from fl_lightning.runs import checkpoint
+from fl_lightning.runs import checkpoint, final_round, model_file
+from fl_lightning.runs.final_round import Situation
 from fl_lightning.runs.folder import Result, clear, finished, folder_of, locked
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.recording import Recording, open_recording, retag, send_rest
 from fl_lightning.runs.resume import saved_rounds
 from fl_lightning.runs.saved import load_reference, start_from
-from fl_lightning.task import Task
+from fl_lightning.task import Task, Weights
+from fl_lightning.uncertainty.posterior import Member
 from fl_lightning.workers.crew import Crew, hired
 
 # Called after every round with the number of the round and what was measured; also, first, for the rounds of an
@@ -48,11 +50,13 @@ class Outputs(NamedTuple):
         tags: Further tags of the MLflow run.
         pictures: Whether to draw its curves and its partition; with thousands of runs that costs more than the runs.
         checkpoint: Whether the server's state stays on disk when the run has finished.
+        model: Whether the final model is kept as a state dict, in the folder and in MLflow.
     """
 
     tags: Mapping[str, str] = MappingProxyType({})
     pictures: bool = True
     checkpoint: bool = True
+    model: bool = False
 
 
 class Problem(NamedTuple):
@@ -73,6 +77,9 @@ def build(config: RunConfig) -> Problem:
     dataset = skew(dataset, clients, config.split, config.seed)
     if config.split.validation > 0:
         dataset = replace(dataset, validation=validating(dataset.train_y, config.split, config.seed))
+    if config.split.drop_classes:
+        kept = kept_classes(dataset.test_y, config.split)
+        dataset = replace(dataset, test_x=dataset.test_x[kept], test_y=dataset.test_y[kept])
     if config.split.test_subset < 1:
         measured = subset_indices(dataset.test_y, config.split.test_subset)
         dataset = replace(dataset, test_x=dataset.test_x[measured], test_y=dataset.test_y[measured])
@@ -103,7 +110,7 @@ def run(
     Returns:
         How it ended; all numbers are in its folder and in MLflow.
     """
-    result = finish(rounds(config, Path(out), fresh, Outputs(tags), workers=workers), watch)
+    result = finish(rounds(config, Path(out), fresh, Outputs(tags, model=True), workers=workers), watch)
     return retag(config, Path(out), result, tags) if result.reused else result
 
 
@@ -193,17 +200,38 @@ def _reference(config: RunConfig, problem: Problem) -> Reference | None:
 
 
 def _measuring(
-    config: RunConfig, problem: Problem, folder: Path, posterior: Reference | None
+    config: RunConfig, problem: Problem, folder: Path, posterior: Reference | None, pictures: bool = False
 ) -> Callable[[RoundRecord], Measurement]:
-    """What measures a round, AE, LF and the ridge included if the settings ask for them; refuses what cannot be."""
+    """What measures a round: AE, LF, the ridge and the posterior included, where asked for; refuses what cannot be."""
     ridge.check(config.probe, config.federation, sizes_of(problem.clients))
+
+    problem = problem._replace(task=task_of(config.method, problem.task))
+    final_round.check(config, _situation(problem, problem.task.initial, ()))
 
     def measured(record: RoundRecord) -> Measurement:
         if record.round in config.probe.ridge_rounds:
             ridge.write(folder, ridge.measure(config.method, problem.task, problem.dataset, record))
-        return measure(config.method, problem.task, problem.dataset, record, posterior)
+        found = measure(config.method, problem.task, problem.dataset, record, posterior)
+        if config.uncertainty.final_round and record.round == config.federation.rounds:
+            weights = Weights(record.after.state.params, record.after.buffers)
+            members = _members(config, record) if "ensemble" in config.uncertainty.predictive else ()
+            found.metrics.update(final_round.conclude(config, _situation(problem, weights, members), folder, pictures))
+        return found
 
     return measured
+
+
+def _situation(problem: Problem, weights: Weights, members: Sequence[Member]) -> Situation:
+    return Situation(problem.task, problem.dataset, problem.clients, problem.holdout, weights, members)
+
+
+def _members(config: RunConfig, record: RoundRecord) -> list[Member]:
+    """The method's own ensemble, or the clients' models by their weights."""
+    own = config.method.ensemble(record.before.state, record.cohort, record.reports)
+    if own:
+        return [Member(Weights(params, record.after.buffers), 1 / len(own)) for params in own]
+    models = [Weights(result.local.params, result.local.buffers) for result in record.clients]
+    return [Member(weights, share) for weights, share in zip(models, record.cohort.weights, strict=True)]
 
 
 def _compute(
@@ -221,7 +249,7 @@ def _compute(
     saved = saved_rounds(config, out, start, fresh)
     history = list(saved.history) if saved else []
     posterior = _reference(config, problem)
-    measured = _measuring(config, problem, folder_of(config, out), posterior)
+    measured = _measuring(config, problem, folder_of(config, out), posterior, outputs.pictures)
     left = 0 if records is not None else config.federation.rounds - len(history)
     with hired(config.engine, workers, left, config.compute.threads) as engine:
         if len(history) == config.federation.rounds:
@@ -251,6 +279,9 @@ def _record(
         try:
             for record in records:
                 history.append(measured(record))
+                if outputs.model and record.round == config.federation.rounds:
+                    final = Weights(record.after.state.params, record.after.buffers)
+                    model_file.write(folder, task_of(config.method, problem.task), final)
                 # First the checkpoint, then MLflow: a round that is lost between the two is sent again on resume.
                 if outputs.checkpoint or record.round < config.federation.rounds:
                     checkpoint.write(folder, key, record.after, history)

@@ -257,6 +257,16 @@ class Method(ABC):
         """The clients' posteriors as they enter the aggregation, damping included, if the method has any."""
         return ()
 
+    def ensemble(self, state: Any, cohort: Cohort, reports: Sequence[Any]) -> Sequence[Params]:
+        """The models whose mean prediction is the method's own ensemble, if it is not that of the clients' models.
+
+        Args:
+            state: Of the server before the round.
+            cohort: Who took part.
+            reports: What they sent.
+        """
+        return ()
+
     def traffic(self, message: Any) -> float:
         """How many float32 numbers it takes to send a message; a bit is 1/32, a Gaussian knows how it is sent.
 

@@ -21,10 +21,12 @@ class Weights(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A model on a test set: accuracy, and mean negative log-likelihood."""
+    """A model on a test set: accuracy, and mean negative log-likelihood; Brier score and ECE, where asked for."""
 
     accuracy: float
     nll: float
+    brier: float | None = None
+    ece: float | None = None
 
 
 class Task:

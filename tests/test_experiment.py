@@ -9,7 +9,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from fl_lightning import experiment, trained_model
+from fl_lightning import experiment, load_model
 from fl_lightning.config import configure
 from fl_lightning.errors import UserError
 from fl_lightning.loop import federate
@@ -85,7 +85,8 @@ def test_a_run_leaves_everything_that_is_needed_to_repeat_it(out):
         assert [point.step for point in history] == [1, 2, 3, 4]
         assert [point.value for point in history] == [m.metrics[metric] for m in result.history]
     stored = {item.path for item in client.list_artifacts(result.run_id)}
-    assert stored == {"config.yaml", "rounds.parquet", "clients.parquet", "curves.png", "partition.png"}
+    pictures = {"curves.png", "partition.png"}
+    assert stored == {"config.yaml", "rounds.parquet", "clients.parquet", "model.safetensors", *pictures}
 
 
 def test_a_finished_run_is_not_repeated_unless_asked(out):
@@ -272,7 +273,7 @@ def test_a_run_may_start_where_another_ended(out):
 def test_the_model_of_a_finished_run_is_what_was_measured(out):
     mine = config(**{"compute.precision": "float64"})
     result = experiment.run(mine, out)
-    model = trained_model(result.folder)
+    model = load_model(result.folder)
     dataset = mine.source.load()
     with torch.no_grad():
         logits = model(dataset.inputs(dataset.test_x, torch.float64))
@@ -283,9 +284,9 @@ def test_the_model_of_a_finished_run_is_what_was_measured(out):
 def test_a_model_that_was_not_kept_says_why(out):
     without = experiment.finish(experiment.rounds(config(), out, outputs=experiment.Outputs(checkpoint=False)))
     with pytest.raises(UserError, match="without keeping its checkpoint"):
-        trained_model(without.folder)
+        load_model(without.folder)
     with pytest.raises(UserError, match="no such folder"):
-        trained_model(out / "nowhere")
+        load_model(out / "nowhere")
 
 
 def test_ae_and_lf_are_logged_against_a_saved_run(out):

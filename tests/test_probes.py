@@ -77,3 +77,18 @@ def test_counts_and_times():
     parts = ("seconds_local", "seconds_server", "seconds_evaluation")
     assert found["seconds"] == pytest.approx(sum(found[name] for name in parts))
     assert {"precision_median", "weight_shift", "prior_stability"} <= found.keys()
+
+
+def test_brier_and_ece_of_the_servers_model_stand_beside_its_nll():
+    case, method = ragged(), Fola()
+    record = case.run(method)[-1]
+    found = measure(method, case.task(), case.dataset, record).metrics
+    model = network()
+    model.load_state_dict(record.after.state.params)
+    p = model.eval()(case.dataset.test_x).detach().softmax(1)
+    truth = torch.nn.functional.one_hot(case.dataset.test_y, p.shape[1])
+    assert found["Brier"] == pytest.approx(float((p - truth).square().sum(1).mean()))
+    confidence, guess = p.max(1)
+    bins = (confidence * 15).ceil().clamp(1, 15)
+    gaps = [((guess == case.dataset.test_y).double() - confidence)[bins == b].sum().abs() for b in range(1, 16)]
+    assert found["ECE"] == pytest.approx(float(sum(gaps)) / len(p))

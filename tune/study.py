@@ -173,6 +173,7 @@ class Study:
         confirm: The best setting of every case and environment runs again on seeds that had no part in choosing.
         thresholds: Levels of GA whose round of arrival the table shows.
         keep_checkpoints: Whether the final models stay on disk.
+        keep_models: Whether the final models are kept as state dicts, on disk and in MLflow.
         memory: GB that a run takes; where they are scarce, fewer runs at once.
         report: Whether figures and tables of the study are made at the end and stored with the sweep in MLflow.
         reference: Settings of a run that is computed first, for every environment and seed; where a setting is
@@ -194,16 +195,16 @@ class Study:
     confirm: Confirm | None = None
     thresholds: tuple[float, ...] = ()
     keep_checkpoints: bool = False
+    keep_models: bool = False
     reference: Mapping[str, Any] | None = None
     report: bool = False
     memory: float = 0.0
 
     def __post_init__(self) -> None:
         require(isinstance(self.metric, str), f"metric must be the name of a metric, got {self.metric!r}")
-        require(
-            isinstance(self.keep_checkpoints, bool),
-            f"keep_checkpoints must be true or false, got {self.keep_checkpoints!r}",
-        )
+        for name in ("keep_checkpoints", "keep_models"):
+            given = getattr(self, name)
+            require(isinstance(given, bool), f"{name} must be true or false, got {given!r}")
         require(
             isinstance(self.memory, int | float) and self.memory >= 0,
             f"memory must be a number of GB >= 0, got {self.memory!r}",

@@ -108,7 +108,7 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
     folder = options.out / "sweeps" / f"{study.name}-{study.scale or 'all'}-{study.identity}"
     activity.say("opening the store of runs")
     parent = record.open_sweep(study, options.out, folder)
-    outputs = Outputs(parent.child_tags, pictures=options.pictures, checkpoint=_keeps(study))
+    outputs = Outputs(parent.child_tags, pictures=options.pictures, checkpoint=_keeps(study), model=study.keep_models)
     instructions = Instructions(options.out, outputs, stop=study.stop, metric=study.metric)
     failures: dict[str, str] = {}
     try:

@@ -15,6 +15,7 @@
 | `cosine_of_precisions(rounds)`, `curvatures(rounds)` | the curvatures over the rounds |
 | `errors_behind_accuracies(runs)` | GA against AE, LA against LF |
 | `landscape()` | two posteriors in the plane, their ridge, average and product |
+| `reliability(curves)`, `risk_coverage(curves)`, `entropies(curves)` | how far predictions can be trusted |
 | `partitions(counts)` | who holds which classes |
 | `learning_curves(rounds)`, `against_bytes(rounds)`, `against_seconds(rounds)` | GA and LA over rounds, traffic, time |
 
@@ -37,6 +38,7 @@ from analysis.figures.landscape import landscape
 from analysis.figures.laplace import cosine_of_precisions, curvatures, precision_matrix, ridge_curves
 from analysis.figures.partition import partitions
 from analysis.figures.ranking import winners
+from analysis.figures.trust import entropies, reliability, risk_coverage
 
 __all__ = [
     "against_bytes",
@@ -47,6 +49,7 @@ __all__ = [
     "curvatures",
     "curves_by_alpha",
     "curves_by_clients",
+    "entropies",
     "errors_behind_accuracies",
     "global_against_local",
     "landscape",
@@ -57,6 +60,8 @@ __all__ = [
     "partitions",
     "precision_matrix",
     "prior_and_product",
+    "reliability",
     "ridge_curves",
+    "risk_coverage",
     "winners",
 ]

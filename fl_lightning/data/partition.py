@@ -85,6 +85,8 @@ class Split:
         feature_skew: How the inputs of clients differ, whatever the partition of labels. "noise": client n of N adds
             Gaussian noise of standard deviation skew_strength * n / N. "rotation": the images of each client are
             turned by an angle of its own, evenly spread from -skew_strength to skew_strength degrees.
+        drop_classes: Classes that nobody has: neither clients nor server train on them, and their test samples are not
+            part of the test set, but inputs of no known class (uncertainty.ood dropped_classes).
         skew_strength: How much, for feature_skew alone. For noise in units of the inputs, where bytes count as 0 to 1;
             for rotation in degrees.
     """
@@ -102,6 +104,7 @@ class Split:
     feature_skew: FeatureSkew = "none"
     skew_strength: float = 0.0
     validation: float = 0.0
+    drop_classes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require(
@@ -178,7 +181,7 @@ def partition(labels: Tensor, split: Split, seed: int, owners: Tensor | None = N
 def divide(labels: Tensor, split: Split, seed: int, owners: Tensor | None = None) -> Shares:
     """The same as `partition`, without a tensor for each client."""
     spared = torch.cat([held_out(labels, split, seed), validating(labels, split, seed)]).numpy()
-    chosen = np.setdiff1d(subset_indices(labels, split.subset).numpy(), spared)
+    chosen = np.setdiff1d(in_use(labels, split), spared)
     remedy = (
         f"lower data.clients{' or raise data.subset' if split.subset < 1 else ''}"
         f"{' or lower data.holdout' if split.holdout > 0 else ''}"
@@ -273,6 +276,32 @@ def subset_indices(labels: Tensor, share: float, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.sort(_stratified(known, total, numpy_generator(seed, "subset"))))
 
 
+def in_use(labels: Tensor, split: Split) -> Array:
+    """The training samples that are used at all: the subset, without the classes that nobody has."""
+    chosen = subset_indices(labels, split.subset).numpy()
+    kept: Array = chosen if not split.drop_classes else chosen[kept_classes(labels, split).numpy()[chosen]]
+    return kept
+
+
+def kept_classes(labels: Tensor, split: Split) -> Tensor:
+    """Whether each sample is of a class that somebody has.
+
+    Raises:
+        UserError: If a class does not exist, or none is left.
+    """
+    known = set(np.unique(_array(labels)).tolist())
+    missing = sorted(set(split.drop_classes) - known)
+    require(
+        not missing,
+        f"data.drop_classes must name classes of the data, {min(known)} to {max(known)}, got {missing[:1]}",
+    )
+    require(
+        len(known - set(split.drop_classes)) >= 2,
+        f"data.drop_classes must leave at least two classes, got {list(split.drop_classes)} of {len(known)}",
+    )
+    return ~torch.isin(labels.cpu(), torch.tensor(split.drop_classes))
+
+
 def held_out(labels: Tensor, split: Split, seed: int) -> Tensor:
     """The samples that belong to no client, in increasing order: as many of each class as of any other, give or take
     one, as far as the classes have that many.
@@ -283,7 +312,7 @@ def held_out(labels: Tensor, split: Split, seed: int) -> Tensor:
     """
     if split.holdout == 0:
         return torch.empty(0, dtype=torch.long)
-    chosen = subset_indices(labels, split.subset).numpy()
+    chosen = in_use(labels, split)
     rng = numpy_generator(seed, "holdout")
     classes = [rng.permutation(positions) for positions in members(_array(labels)[chosen])]
     number = round(split.holdout * len(chosen))
@@ -304,7 +333,7 @@ def validating(labels: Tensor, split: Split, seed: int) -> Tensor:
     """
     if split.validation == 0:
         return torch.empty(0, dtype=torch.long)
-    used = subset_indices(labels, split.subset).numpy()
+    used = in_use(labels, split)
     free = np.setdiff1d(used, held_out(labels, split, seed).numpy())
     number = min(max(1, round(split.validation * len(used))), len(free))
     taken = _stratified(_array(labels)[free], number, numpy_generator(seed, "validation"))

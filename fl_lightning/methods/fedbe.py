@@ -164,6 +164,9 @@ class FedBE(Method):
         if self.clients_teach:
             yield from models
 
+    def ensemble(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> Sequence[Params]:
+        return list(self.teachers(state, cohort, reports))
+
     def soft_labels(self, teachers: Iterable[Params], server: Server) -> Tensor:
         """The ensemble's sharpened predictions for all held-out samples, in storage order."""
         task, number = server.task, 0

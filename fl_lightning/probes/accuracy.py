@@ -1,9 +1,10 @@
-"""What is measured after every round: GA, LA and their spread, losses, traffic, time.
+"""What is measured after every round: GA, LA and their spread, calibration, losses, traffic, time.
 
 GA is the test accuracy of the aggregated model. LA = sum_n p_n (accuracy of client n's model on the global test set),
-after local training and before aggregation; with all clients taking part, p_n = pi_n. GA_validation is the accuracy of
-the aggregated model on training samples that belong to nobody (`data.validation`), if there are any. AE and LF are the
-distances from a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`.
+after local training and before aggregation; with all clients taking part, p_n = pi_n. NLL, Brier and ECE say how far
+the aggregated model's probabilities can be trusted (`fl_lightning.uncertainty.metrics`). GA_validation is the accuracy
+of the aggregated model on training samples that belong to nobody (`data.validation`), if there are any. AE and LF are
+the distances from a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`.
 """
 
 import time
@@ -20,21 +21,25 @@ from fl_lightning.probes.reference import Reference
 from fl_lightning.record import ClientResult, Measurement, RoundRecord
 from fl_lightning.system import activity
 from fl_lightning.task import Score, Task, Weights
+from fl_lightning.uncertainty.metrics import Calibration
 
 # Test samples per forward pass: larger blocks leave the cache of a CPU and are slower.
 BLOCK = 1000
 
 
-def score(task: Task, models: Sequence[Weights], dataset: Dataset) -> list[Score]:
-    """Accuracy and NLL of several models on the test set."""
-    return score_on(task, models, dataset, dataset.test_x, dataset.test_y)
+def score(task: Task, models: Sequence[Weights], dataset: Dataset, calibrated: int = 0) -> list[Score]:
+    """Accuracy and NLL of several models on the test set; of the first `calibrated` ones, Brier score and ECE too."""
+    return score_on(task, models, dataset, dataset.test_x, dataset.test_y, calibrated)
 
 
-def score_on(task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Tensor, labels: Tensor) -> list[Score]:
-    """Accuracy and NLL of several models: every block of data is prepared once and shown to all of them."""
+def score_on(
+    task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Tensor, labels: Tensor, calibrated: int = 0
+) -> list[Score]:
+    """The same on any data: every block of them is prepared once and shown to all models."""
     inputs, labels = inputs.to(task.device), labels.to(task.device)
     correct = torch.zeros(len(models), dtype=torch.float64, device=task.device)
     nll = torch.zeros_like(correct)
+    sums: dict[int, Calibration] = {}
     activity.say(f"measuring {len(models)} model{'s' * (len(models) > 1)}")
     with task.evaluating():
         for raw, y in zip(torch.split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True):
@@ -43,7 +48,15 @@ def score_on(task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Te
                 logits = task.logits(weights, x)
                 correct[index] += (logits.argmax(1) == y).sum()
                 nll[index] += task.likelihood(logits, y, reduction="sum")
-    return [Score(float(c) / len(labels), float(n) / len(labels)) for c, n in zip(correct, nll, strict=True)]
+                if index < calibrated:
+                    found = Calibration.of(logits, y)
+                    sums[index] = sums[index].plus(found) if index in sums else found
+    scores = [Score(float(c) / len(labels), float(n) / len(labels)) for c, n in zip(correct, nll, strict=True)]
+    numbers = {index: found.metrics() for index, found in sums.items()}
+    return [
+        one._replace(brier=numbers[i]["Brier"], ece=numbers[i]["ECE"]) if i in numbers else one
+        for i, one in enumerate(scores)
+    ]
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ def measure(
     server = Weights(record.after.state.params, record.after.buffers)
     known = [result.score for result in record.clients if result.score is not None]
     unknown = [Weights(r.local.params, r.local.buffers) for r in record.clients if len(known) < len(record.clients)]
-    scores = score(task, [server, *unknown], dataset) + ([] if unknown else known)
+    scores = score(task, [server, *unknown], dataset, calibrated=1) + ([] if unknown else known)
     chosen_by = _validation(task, server, dataset)
     distances = _distances(reference, server, record) if reference is not None else []
     seconds_evaluation = time.perf_counter() - start
@@ -95,6 +108,8 @@ def measure(
         "LA_q75": third,
         "LA_max": high,
         "NLL": scores[0].nll,
+        "Brier": scores[0].brier or 0.0,
+        "ECE": scores[0].ece or 0.0,
         "train_loss": _mean([result.train_loss for result in record.clients], weights),
         "prior_loss": _mean([result.prior_loss for result in record.clients], weights),
         "bytes_down": float(record.bytes_down),

@@ -7,13 +7,11 @@ damaged file is never taken for a good one. What clients remember is in files be
 
 import json
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -25,6 +23,7 @@ from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.record import Measurement, Snapshot
 from fl_lightning.runs import rows
 from fl_lightning.system.atomic import write_atomically
+from fl_lightning.system.tensor_seal import checksum, seal
 
 # Format 1 had no checksum of its header.
 FORMAT = "fl_lightning checkpoint 2"
@@ -78,11 +77,11 @@ def write(folder: Path, identity: str, snapshot: Snapshot, history: Sequence[Mea
         "params": json.dumps({name: names[id(value)] for name, value in snapshot.state.params.items()}),
         "posterior": json.dumps(_described(getattr(snapshot.state, "posterior", None))),
         "history": json.dumps([measurement._asdict() for measurement in history]),
-        "tensors": str(_checksum(tensors)),
+        "tensors": str(checksum(tensors)),
     }
     if memories:
         header["rows"] = json.dumps(rows.write(folder, memories))
-    header["checksum"] = _seal(header)
+    header["checksum"] = seal(header)
     write_atomically(folder / CURRENT, save(tensors, metadata=header), keep=folder / PREVIOUS)
     if memories:
         rows.remove_others(folder, _named(folder / CURRENT) | _named(folder / PREVIOUS))
@@ -179,7 +178,7 @@ def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Header and tensors of a file that is complete."""
     with _opened(path) as (header, file):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    if header["tensors"] != str(_checksum(tensors)):
+    if header["tensors"] != str(checksum(tensors)):
         raise DamagedError("is damaged (the checksum of its tensors does not match)")
     return header, tensors
 
@@ -196,7 +195,7 @@ def _opened(path: Path) -> Iterator[tuple[dict[str, str], Any]]:
                 raise DamagedError(
                     f"was written by another version ({given})" if ours else "is not a checkpoint of this program"
                 )
-            if header.pop("checksum", None) != _seal(header):
+            if header.pop("checksum", None) != seal(header):
                 raise DamagedError("is damaged (the checksum of its header does not match)")
             yield header, file
     except (SafetensorError, OSError, ValueError) as error:
@@ -278,15 +277,3 @@ def _named(path: Path) -> set[str]:
             return {extent.name for extent in _extents(header)}
     except DamagedError:
         return set()  # of no use, with them or without
-
-
-def _seal(header: Mapping[str, str]) -> str:
-    return str(zlib.crc32(json.dumps(header, sort_keys=True).encode()))
-
-
-def _checksum(tensors: dict[str, Tensor]) -> int:
-    checksum = 0
-    for name in sorted(tensors):
-        checksum = zlib.crc32(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode(), checksum)
-        checksum = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, checksum)
-    return checksum

@@ -18,7 +18,10 @@ from fl_lightning.runs.identity import identity, trajectory
 from fl_lightning.system import activity
 
 RESULT, ATTEMPT = "result.json", "attempt.json"
-ARTIFACTS = (checkpoint.SETTINGS, "rounds.parquet", "clients.parquet", "partition.png", "curves.png", "laplace.npz")
+ARTIFACTS = (
+    *(checkpoint.SETTINGS, "rounds.parquet", "clients.parquet", "partition.png", "curves.png", "laplace.npz"),
+    *("uncertainty.npz", "uncertainty.png", "model.safetensors"),
+)
 # What of a result is saved under its own name.
 SAVED = ("status", "message", "run_id", "tags", "store", "name", "params", "unsent")
 

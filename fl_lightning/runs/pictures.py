@@ -1,15 +1,17 @@
-"""Pictures that a run leaves: learning curves, and who holds which classes."""
+"""Pictures that a run leaves: learning curves, who holds which classes, how far predictions can be trusted."""
 
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_lightning.runs import palette, strokes
+from fl_lightning.runs import palette, strokes, trust
 from fl_lightning.runs.labels import take_literally
 from fl_lightning.system.atomic import write_atomically
 
@@ -90,6 +92,34 @@ def partitions(splits: Mapping[str, Tensor], examples: Mapping[str, Tensor] | No
         panel.set_visible(False)
     strokes.samples_bar(figure, panels, scale)
     return whole
+
+
+def uncertainty(arrays: Mapping[str, NDArray[Any]], metrics: Mapping[str, float], title: str = "") -> Figure:
+    """Reliability, risk and coverage, and entropies in and out of distribution, of all kinds of prediction of a run.
+
+    Args:
+        arrays: The curves, `fl_lightning.uncertainty.measure.Findings.arrays`.
+        metrics: The numbers, for the legend.
+        title: Above the panels.
+    """
+    kinds = trust.kinds_of(arrays)
+    shown = "probit" if "probit" in kinds else kinds[-1]
+    strange = [name.split("/")[2] for name in arrays if name.startswith(f"{shown}/entropy/")]
+    figure = Figure(figsize=(10.5, 3.4), layout="constrained")
+    reliability, risk, entropies = figure.subplots(1, 3)
+    for panel in (reliability, risk, entropies):
+        strokes.dress(panel)
+    looks = trust.looks_of(kinds)
+    trust.reliability(reliability, arrays, looks)
+    trust.risk(risk, arrays, looks)
+    trust.entropies(entropies, arrays, shown, strange)
+    for kind, look in looks.items():
+        label = f"{kind}: ECE {metrics[f'{kind}/ECE']:.3f}, NLL {metrics[f'{kind}/NLL']:.3f}"
+        risk.plot([], [], color=look.colour, marker=look.marker, ms=3.2, lw=1.3, label=label)
+    risk.legend(fontsize=6, frameon=False, loc="upper left")
+    if title:
+        figure.suptitle(title, fontsize=8)
+    return figure
 
 
 def _thumbnails(figure: SubFigure, images: Mapping[str, Tensor]) -> None:

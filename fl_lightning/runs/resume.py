@@ -10,6 +10,7 @@ from fl_lightning.probes import ridge
 from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.runs.checkpoint import Saved
+from fl_lightning.runs.final_round import without
 from fl_lightning.runs.folder import finished, folder_of, latest
 from fl_lightning.runs.identity import identity
 
@@ -44,7 +45,10 @@ def _of_relatives(config: RunConfig, out: Path, start: Snapshot) -> Saved | None
             if arrays:
                 ridge.write(folder_of(config, out), arrays)
             if number < rounds and (saved := checkpoint.read(folder_of(relative, out), identity(relative), start)):
-                return saved
+                # What was its final round is none of this run's.
+                return saved._replace(history=[m._replace(metrics=without(m.metrics)) for m in saved.history])
+            if config.uncertainty.final_round:
+                continue  # numbers are not enough: the posterior is that of the model after the last round
             if number > rounds and (result := finished(relative, out)) and len(result.history) >= rounds:
                 return Saved(start, result.history[:rounds])
     return None

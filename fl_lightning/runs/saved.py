@@ -71,10 +71,14 @@ def saved_weights(setting: str, folder: str, task: Task) -> tuple[Weights, Gauss
         task: The model that the weights are for.
     """
     saved = checkpoint.read_parts(Path(folder))
-    _check_shapes(setting, folder, saved.params, task.initial.params)
-    _check_shapes(setting, folder, saved.buffers, task.initial.buffers)
-    weights = Weights(_like(saved.params, task.initial.params), _like(saved.buffers, task.initial.buffers))
-    return weights, saved.posterior
+    return fitting(setting, folder, Weights(saved.params, saved.buffers), task), saved.posterior
+
+
+def fitting(setting: str, folder: str, weights: Weights, task: Task) -> Weights:
+    """Weights of a saved run on the device and in the type of a task, if they are of its model."""
+    _check_shapes(setting, folder, weights.params, task.initial.params)
+    _check_shapes(setting, folder, weights.buffers, task.initial.buffers)
+    return Weights(_like(weights.params, task.initial.params), _like(weights.buffers, task.initial.buffers))
 
 
 def _at(posterior: Gaussian, task: Task) -> Gaussian:

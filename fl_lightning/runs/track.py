@@ -19,6 +19,8 @@ from fl_lightning.runs.store import database_of, ensure, store_uri
 EXPERIMENT = "fl_lightning"
 ATTEMPT_TAG = "fl_lightning.attempt"
 PARENT_TAG = "mlflow.parentRunId"
+# Counts how often the posterior of a run was measured.
+TIMES = "posterior/times_measured"
 # MLflow's limits for one request.
 PARAMS_PER_BATCH, METRICS_PER_BATCH = 100, 1000
 
@@ -72,7 +74,8 @@ class Tracker:
     def log_rounds(self, rounds: Iterable[tuple[int, Mapping[str, float]]]) -> None:
         """Write the metrics of some rounds in one batch; repeating a round is harmless."""
         metrics = [
-            self._metric(name, value, self._start + number, number)
+            # A posterior that is measured again has later numbers, of which MLflow takes the latest.
+            self._metric(name, value, self._start + number + int(values.get(TIMES, 0) if "/" in name else 0), number)
             for number, values in rounds
             for name, value in values.items()
         ]

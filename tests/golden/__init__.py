@@ -107,7 +107,8 @@ def _entries() -> Iterator[tuple[str, Entry]]:
     for name in get_args(augment.Name):
         yield f"augmentation {name}", Entry(augment.VERSION, partial(_augmentation, name))
     yield "data digits", Entry(version_of(discovery.find("data", "digits")), _digits)
-    yield "loop", Entry(LOOP_VERSION, _loop)
+    yield "loop", Entry(LOOP_VERSION, partial(_loop, False))
+    yield "loop, calibration", Entry(LOOP_VERSION, partial(_loop, True))
 
 
 def _defaults(cls: type[Any]) -> dict[str, Any]:
@@ -163,11 +164,12 @@ def _digits() -> Numbers:
     return [*_few(dataset.train_x.double()), *_few(dataset.test_y.double())]
 
 
-def _loop() -> Numbers:
-    """Cohorts, stragglers, weights, and what is measured."""
+def _loop(calibration: bool) -> Numbers:
+    """Cohorts, stragglers, weights, and what is measured; calibration apart, which older runs lack."""
     case = ragged().changed(rounds=3, epochs=3, fraction=0.6, straggler_fraction=0.5, weighting="uniform")
     measured = [measure(FedAvg(), case.task(), case.dataset, record) for record in case.run(FedAvg())]
-    return [v for m in measured for name, v in sorted(m.metrics.items()) if not name.startswith("seconds")]
+    numbers = [(name, v) for m in measured for name, v in sorted(m.metrics.items()) if not name.startswith("seconds")]
+    return [v for name, v in numbers if (name in ("Brier", "ECE")) == calibration]
 
 
 def _few(values: Tensor) -> Numbers:

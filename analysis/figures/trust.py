@@ -1,0 +1,116 @@
+"""How far predictions can be trusted: reliability, risk and coverage, entropies in and out of distribution.
+
+Every panel is one alpha; seeds are pooled, as one larger test set. The prediction is that from the posterior (probit),
+or where there is none that of the mean.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from analysis import contests, style
+from analysis.style import Look, Picture
+from fl_lightning.runs import trust
+from fl_lightning.runs.palette import DISPLAY
+
+Arrays = dict[str, NDArray[Any]]
+PREFERRED = ("probit", "glm_mc", "nn", "ensemble", "map")
+MOST_PANELS = 3
+
+
+def reliability(curves: pd.DataFrame) -> Picture:
+    """Accuracy over confidence for every case; on the diagonal confidence is what it says."""
+    return _by_alpha(curves, lambda panel, pooled, looks: trust.reliability(panel, pooled, looks))
+
+
+def risk_coverage(curves: pd.DataFrame) -> Picture:
+    """The error among the most confident predictions over their share, for every case."""
+    return _by_alpha(curves, lambda panel, pooled, looks: trust.risk(panel, pooled, looks))
+
+
+def entropies(curves: pd.DataFrame) -> Picture:
+    """Entropies that are predicted for the test set and for inputs of no class, by one case: FOLA, or the first."""
+    if problem := _lacking(curves):
+        return style.empty(problem, curves)
+    curves, remarks = contests.largest(curves, ("data.alpha",))
+    cases = list(dict.fromkeys(curves["case"]))
+    case = next((name for name in cases if "FOLA" in name and "kron" in name), cases[0])
+    mine = curves.loc[curves["case"].eq(case)]
+    alphas = _alphas(mine)
+    figure, panels = style.picture(len(alphas), height=1.9)
+    for panel, alpha in zip(panels, alphas, strict=True):
+        rows = mine.loc[mine["data.alpha"].eq(alpha)]
+        kind = _kind(rows["arrays"].iloc[0])
+        pooled = _pooled(list(rows["arrays"]))
+        strange = [name.split("/")[2] for name in pooled if name.startswith(f"{kind}/entropy/")]
+        trust.entropies(panel, pooled, kind, strange)
+        panel.set_title(f"{case}, α = {contests.shown(alpha)}", fontsize=8)
+    return _finish(figure, mine, remarks)
+
+
+def _by_alpha(curves: pd.DataFrame, draw: Callable[[Axes, Arrays, Mapping[str, Look]], None]) -> Picture:
+    if problem := _lacking(curves):
+        return style.empty(problem, curves)
+    curves, remarks = contests.largest(curves, ("data.alpha",))
+    methods = {case: DISPLAY.get(m, m) for case, m in zip(curves["case"], curves["method"], strict=True)}
+    looks = style.looks(list(dict.fromkeys(curves["case"])), methods)
+    alphas = _alphas(curves)
+    figure, panels = style.picture(len(alphas), height=2.1)
+    for panel, alpha in zip(panels, alphas, strict=True):
+        pooled: Arrays = {}
+        for case in looks:
+            rows = curves.loc[curves["data.alpha"].eq(alpha) & curves["case"].eq(case)]
+            if len(rows):
+                found = _pooled(list(rows["arrays"]))
+                kind = _kind(found)
+                own = {name: values for name, values in found.items() if name.startswith(f"{kind}/")}
+                pooled |= {f"{case}/{name.removeprefix(f'{kind}/')}": values for name, values in own.items()}
+                pooled["coverage"] = found["coverage"]
+        present = {case: look for case, look in looks.items() if f"{case}/risk" in pooled}
+        draw(panel, pooled, present)
+        panel.set_title(f"α = {contests.shown(alpha)}", fontsize=8)
+    style.legend(figure, [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()])
+    return _finish(figure, curves, remarks)
+
+
+def _finish(figure: Picture, curves: pd.DataFrame, remarks: Sequence[str]) -> Picture:
+    kinds = sorted({_kind(arrays) for arrays in curves["arrays"]})
+    seeds = curves["seed"].nunique()
+    style.headline(figure, f"prediction: {', '.join(kinds)}; {seeds} seed{'s' * (seeds != 1)} pooled; 15 bins")
+    figure.remarks = [*curves.attrs.get("remarks", ()), *remarks]
+    figure.run_ids = list(dict.fromkeys(curves["run_id"]))
+    return figure
+
+
+def _pooled(several: Sequence[Arrays]) -> Arrays:
+    """Counts add up; risks and edges are averaged, over test sets of one size."""
+    kinds = set.intersection(*(set(arrays) for arrays in several))
+    mean = ("risk", "coverage", "entropy_edges", "bins")
+    return {
+        name: np.mean([arrays[name] for arrays in several], axis=0)
+        if name.rpartition("/")[2] in mean
+        else np.sum([arrays[name] for arrays in several], axis=0)
+        for name in several[0]
+        if name in kinds
+    }
+
+
+def _kind(arrays: Mapping[str, Any]) -> str:
+    known = trust.kinds_of(arrays)
+    return next(kind for kind in PREFERRED if kind in known)
+
+
+def _alphas(curves: pd.DataFrame) -> list[Any]:
+    """The smallest, the largest, and one between them."""
+    known = sorted(curves["data.alpha"].unique())
+    if len(known) <= MOST_PANELS:
+        return known
+    return [known[0], known[len(known) // 2], known[-1]]
+
+
+def _lacking(curves: pd.DataFrame) -> str:
+    return "" if len(curves) else "no run has had a final round (uncertainty.final_round)"

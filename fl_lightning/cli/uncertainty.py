@@ -1,0 +1,88 @@
+"""fl-lightning uncertainty: the posterior of a finished run, and how far its predictions can be trusted."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from fl_lightning import config as configuration
+from fl_lightning.cli.flags import CommandParser
+from fl_lightning.config import Field
+from fl_lightning.system.text import render
+
+SECTION = "uncertainty"
+COLUMNS = ("accuracy", "NLL", "Brier", "ECE", "adaptive_ECE", "classwise_ECE", "AURC")
+DETECTION = ("AUROC", "AUPR", "FPR95")
+EPILOG = """RUN is the folder of a run, or its id in MLflow, or the beginning of one. All clients send the curvature of
+their data at the final model once; nobody trains. The numbers join those of the run's last round, in its folder and in
+MLflow.
+Examples: fl-lightning uncertainty runs/fola-mnist-0123456789ab-cdef-20r --ood '[fashion_mnist, noise]'
+          fl-lightning uncertainty 3f2a --form diagonal --prior_precision marglik --predictive '[probit, nn]'"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure the posterior of a run."""
+    parser = CommandParser(prog="fl-lightning uncertainty", description=__doc__, epilog=EPILOG)
+    parser.add_argument("run", metavar="RUN", help="folder, or MLflow id")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs, for an id [runs]")
+    parser.add_argument("--json", action="store_true", help="print all numbers as one object, and nothing else")
+    schema = _schema()
+    for name, item in schema.items():
+        default = item.default if isinstance(item.default, str) else json.dumps(item.default)
+        text = f"{item.help} [{default}]".replace("%", "%%")
+        parser.add_argument(f"--{name}", metavar=configuration.type_name(item.type), help=text, default=None)
+    options = parser.parse_args(list(arguments))
+    given = {name: getattr(options, name) for name in schema if getattr(options, name) is not None}
+    from fl_lightning.cli.progress import Progress
+    from fl_lightning.runs.locate import folder_of_run
+    from fl_lightning.trained import config_of, measure_posterior  # imports what only this needs
+
+    folder = folder_of_run(options.run, options.out)
+    settings = configuration.with_section(config_of(folder), SECTION, given).uncertainty
+    with Progress(1, "final round", quiet=options.json, verbose=False) as _:
+        result = measure_posterior(folder, settings, options.out)
+    numbers = {name: value for name, value in result.final.items() if "/" in name and not math.isnan(value)}
+    if options.json:
+        print(json.dumps({"run_id": result.run_id, "folder": str(result.folder), **numbers}))
+        return 0
+    print(render(rows(numbers)))
+    strange = sorted({name.split("/")[2] for name in numbers if name.count("/") == 2})
+    if strange:
+        print()
+        print(render(detection_rows(numbers, strange)))
+    print()
+    prior = numbers["posterior/prior_precision"]
+    print(f"posterior  {settings.form}, prior precision {prior:g}, {numbers['posterior/bytes_up'] / 1e6:.2f} MB sent")
+    print(f"files      {result.folder}")
+    return 0
+
+
+def rows(numbers: dict[str, float]) -> list[dict[str, str]]:
+    """One line for every kind of prediction."""
+    kinds = list(dict.fromkeys(name.partition("/")[0] for name in numbers if name.endswith("/NLL")))
+    table = []
+    for kind in kinds:
+        row = {"prediction": kind}
+        for column in COLUMNS:
+            value = numbers[f"{kind}/{column}"]
+            title = f"{column} (%)" if column == "accuracy" else column.replace("_", " ")
+            row[title] = f"{100 * value:.2f}" if column == "accuracy" else f"{value:.4f}"
+        table.append(row)
+    return table
+
+
+def detection_rows(numbers: dict[str, float], strange: Sequence[str]) -> list[dict[str, str]]:
+    """One line for every kind of prediction and strange inputs."""
+    kinds = list(dict.fromkeys(name.partition("/")[0] for name in numbers if name.endswith("/NLL")))
+    return [
+        {"prediction": kind, "inputs of no class": name}
+        | {metric: f"{numbers[f'{kind}/{metric}/{name}']:.4f}" for metric in DETECTION}
+        for name in strange
+        for kind in kinds
+    ]
+
+
+def _schema() -> dict[str, Field]:
+    from fl_lightning.uncertainty.settings import Uncertainty
+
+    return {name: item for name, item in configuration.fields_of(Uncertainty).items() if name != "final_round"}

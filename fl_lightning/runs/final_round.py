@@ -1,0 +1,158 @@
+"""The final round of a run: its posterior, what that is worth, and the files that stay of both.
+
+The numbers join those of the last round, under names with a slash (`probit/NLL`), so that they are wherever those are:
+in the result, in MLflow, in `rounds.parquet`, in tables.
+"""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.config import RunConfig
+from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.plan import SERVER, ClientData
+from fl_lightning.runs.track import TIMES
+from fl_lightning.system.atomic import write_atomically
+from fl_lightning.task import Task, Weights
+from fl_lightning.uncertainty import curvature, file, prior, shifted
+from fl_lightning.uncertainty.measure import Arrays, measure
+from fl_lightning.uncertainty.posterior import Member, Posterior, Scaling, build
+
+ARRAYS = "uncertainty.npz"
+PICTURE = "uncertainty.png"
+# Traffic is counted in float32, as in all rounds.
+BYTES_PER_NUMBER = 4
+
+
+class Situation(NamedTuple):
+    """A run after its last round.
+
+    Attributes:
+        task: The network.
+        dataset: Training and test set.
+        clients: Whose samples are where.
+        holdout: Samples of the server.
+        weights: The final model.
+        members: The models of the ensemble, possibly none.
+    """
+
+    task: Task
+    dataset: Dataset
+    clients: Sequence[Tensor]
+    holdout: Tensor
+    weights: Weights
+    members: Sequence[Member]
+
+
+def check(config: RunConfig, now: Situation) -> None:
+    """Refuse what cannot be measured after the last round, before the first one begins."""
+    settings = config.uncertainty
+    if not settings.final_round:
+        return
+    _strange(config, now)
+    curvature.check(now.task, now.weights, _client_data(now)[0], settings.form)
+    held = held_out(now)
+    if settings.prior_precision == "holdout" and held is None:
+        prior.tuned(Posterior(now.task, now.weights, settings.form, (), 1, 0.0), settings, None)  # says what is missing
+
+
+def conclude(config: RunConfig, now: Situation, folder: Path, pictures: bool = True) -> dict[str, float]:
+    """Make the posterior, measure it, and write its files; the numbers by name."""
+    settings = config.uncertainty
+    found, numbers = posterior_at(config, now)
+    kinds = ["map", *(["temperature"] if found.logit_temperature is not None else []), *settings.predictive]
+    kinds = list(dict.fromkeys(kinds))
+    findings = measure(found, now.dataset, kinds, _strange(config, now))
+    keeps = found if "ensemble" in settings.predictive else replace(found, members=())
+    file.save(keeps, folder / file.FILE)
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **findings.arrays)
+    write_atomically(folder / ARRAYS, content.getvalue())
+    if pictures:
+        from fl_lightning.runs import pictures as draw  # matplotlib: only who draws waits for it
+
+        draw.save(draw.uncertainty(findings.arrays, findings.metrics), folder / PICTURE)
+    return numbers | findings.metrics
+
+
+def posterior_at(config: RunConfig, now: Situation) -> tuple[Posterior, dict[str, float]]:
+    """The posterior at a model, with the prior that the settings ask for, and numbers about itself."""
+    settings = config.uncertainty
+    clients = _client_data(now)
+    pooled = curvature.final_round(now.task, now.weights, clients, settings.form, settings.slopes)
+    one = clients[0].fetch(clients[0].indices[:1])[0]
+    found = build(now.task, now.weights, settings.form, pooled, one)
+    found = replace(
+        found,
+        members=tuple(now.members),
+        scaling=Scaling(now.dataset.mean, now.dataset.std),
+        seed=config.seed,
+        draws=settings.draws,
+        glm_draws=settings.glm_draws,
+    )
+    found = prior.tuned(found, settings, held_out(now))
+    numbers = {
+        "posterior/prior_precision": found.prior_precision,
+        "posterior/train_loss": found.loss,
+        "posterior/bytes_up": float(BYTES_PER_NUMBER * pooled.sent),
+    }
+    if found.prior_precision > 0:
+        numbers["posterior/log_marginal_likelihood"] = found.log_marginal_likelihood()
+    if found.logit_temperature is not None:
+        numbers["posterior/logit_temperature"] = found.logit_temperature
+    return found, numbers
+
+
+def held_out(now: Situation) -> ClientData | None:
+    """What the prior is chosen on: samples that serve only to choose, or else those of the server; None without any."""
+    places = now.dataset.validation if now.dataset.validation is not None else now.holdout
+    if places is None or not len(places):
+        return None
+    return ClientData(SERVER, now.dataset.to(now.task.device), places.to(now.task.device), now.task.dtype)
+
+
+def without(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a round without those of a final one."""
+    return {name: value for name, value in metrics.items() if "/" not in name}
+
+
+def measured_again(metrics: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a last round with new numbers; what is not measured any more is NaN, for stores never forget."""
+    old = {name: math.nan for name in metrics if "/" in name}
+    return without(metrics) | old | dict(new) | {TIMES: metrics.get(TIMES, 0.0) + 1}
+
+
+def read_arrays(path: Path) -> Arrays:
+    """The curves that a run has left."""
+    with np.load(path, allow_pickle=False) as content:
+        return dict(content)
+
+
+def _client_data(now: Situation) -> list[ClientData]:
+    dataset, device = now.dataset.to(now.task.device), now.task.device
+    return [
+        ClientData(n, dataset, places.to(device), now.task.dtype) for n, places in enumerate(now.clients) if len(places)
+    ]
+
+
+def _strange(config: RunConfig, now: Situation) -> dict[str, Tensor]:
+    root = getattr(config.source, "root", None)
+    dropped = None
+    if config.split.drop_classes and shifted.DROPPED in config.uncertainty.ood:
+        whole = config.source.load()
+        dropped = whole.test_x[torch.isin(whole.test_y, torch.tensor(config.split.drop_classes))]
+    return {
+        Path(name).stem if Path(name).suffix else name: shifted.inputs_of(name, now.dataset, root, dropped, config.seed)
+        for name in config.uncertainty.ood
+        if name != config.names["data"]  # a study names them all; a dataset is not strange to itself
+    }
+
+
+__all__ = ["Situation", "check", "conclude", "held_out", "measured_again", "posterior_at", "without"]

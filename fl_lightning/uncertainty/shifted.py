@@ -1,0 +1,101 @@
+"""Inputs that are of no class that a model knows: other datasets, noise, rotated images, classes that nobody has.
+
+They are standardised as the training set is: a model sees them as it would see its own data.
+"""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fl_lightning import discovery, streams
+from fl_lightning.data.dataset import Dataset
+from fl_lightning.errors import UserError, require
+
+NOISE, ROTATED, DROPPED = "noise", "rotated", "dropped_classes"
+
+
+def inputs_of(name: str, dataset: Dataset, root: str | None, dropped: Tensor | None, seed: int) -> Tensor:
+    """Strange inputs, stored as those of the test set are.
+
+    Args:
+        name: A dataset, `noise`, `rotated`, `dropped_classes`, or a file.
+        dataset: That the model was trained on.
+        root: Where its files are; other datasets are looked for beside them.
+        dropped: Test samples of classes that nobody has, if there are any.
+        seed: Key of the noise.
+
+    Raises:
+        UserError: If they do not exist, or are of another shape.
+    """
+    known = dataset.test_x
+    if name == NOISE:
+        stream = streams.generator(seed, "ood noise")
+        if not known.is_floating_point():
+            return torch.randint(256, known.shape, generator=stream, dtype=torch.uint8)
+        flat = known.flatten(1)
+        low, high = flat.amin(0), flat.amax(0)
+        drawn = torch.rand(flat.shape, generator=stream, dtype=torch.float64).to(known.dtype)
+        return (low + drawn * (high - low)).view(known.shape)
+    if name == ROTATED:
+        require(
+            known.dim() == 4 and known.shape[2] == known.shape[3],
+            f"uncertainty.ood rotated needs square images, got inputs of shape {dataset.shape}; leave it out",
+        )
+        return known.rot90(1, (2, 3)).contiguous()
+    if name == DROPPED:
+        require(
+            dropped is not None and len(dropped) > 0,
+            "uncertainty.ood dropped_classes needs classes that no client has, got none; use --data.drop_classes '[9]'",
+        )
+        assert dropped is not None
+        return dropped
+    if Path(name).suffix in (".npy", ".npz"):
+        return fitted(name, _from_file(Path(name)), dataset)
+    cls = discovery.find("data", name)
+    source = cls(root=root) if root is not None and "root" in getattr(cls, "__dataclass_fields__", {}) else cls()
+    return fitted(name, source.load().test_x, dataset)
+
+
+def fitted(name: str, x: Tensor, dataset: Dataset) -> Tensor:
+    """Images of another dataset in the shape of this one: padded with zeros, grey ones repeated for every colour."""
+    expected, given = dataset.shape, tuple(x.shape[1:])
+    require(
+        x.is_floating_point() == dataset.test_x.is_floating_point(),
+        f"uncertainty.ood {name} holds {x.dtype}, the training set {dataset.test_x.dtype}, and no scale is common to "
+        "both; give bytes for bytes, and standardised numbers for numbers",
+    )
+    if given != expected and len(given) == len(expected) == 3:
+        if given[0] == 1:
+            x = x.expand(-1, expected[0], -1, -1)
+        rows, columns = expected[1] - given[1], expected[2] - given[2]
+        if min(rows, columns) >= 0:
+            x = pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+    require(
+        tuple(x.shape[1:]) == expected,
+        f"uncertainty.ood {name} has inputs of shape {given}, which cannot be made {expected} by padding; give inputs "
+        "of the shape of the training set",
+    )
+    return x[: len(dataset.test_x)].to(dataset.test_x.dtype)
+
+
+def _from_file(path: Path) -> Tensor:
+    try:
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            array = found
+        else:
+            key = next((key for key in ("x", "test_x") if key in found.files), None)
+            require(key is not None, f"{path} must hold an array x, or test_x, got {', '.join(found.files) or 'none'}")
+            array = found[str(key)]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"cannot read the inputs {path}: {' '.join(str(error).split())}") from None
+    require(
+        array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating),
+        f"{path} must hold bytes or floating point numbers, got {array.dtype}",
+    )
+    require(array.ndim >= 2 and len(array) > 0, f"{path} must hold samples first, got shape {array.shape}")
+    return torch.from_numpy(np.ascontiguousarray(array))

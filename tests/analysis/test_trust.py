@@ -1,0 +1,58 @@
+"""Calibration in tables and figures, from runs with a final round and from runs without."""
+
+import pytest
+
+from analysis import figures, tables
+from analysis.catalogue import CATALOGUE, TABLES
+from analysis.parts import parts
+from fl_lightning import configure, experiment
+
+SETTINGS = {
+    "data": "digits",
+    "data.clients": 3,
+    "data.subset": 0.2,
+    "data.validation": 0.1,
+    "model.hidden": [8],
+    "training.lr": 0.1,
+    "federation.rounds": 1,
+    "engine": "functional",
+}
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    for alpha in (0.1, 100.0):
+        for method, ending in (("fedavg", {}), ("fola", {"uncertainty.final_round": True})):
+            experiment.run(configure(SETTINGS | {"data.alpha": alpha, "method": method} | ending), out)
+    (found,) = parts(out)
+    return found
+
+
+def test_the_table_has_every_kind_of_prediction(part):
+    table = tables.calibration(part.runs)
+    assert table.groupby("case")["prediction"].unique().map(set).to_dict() == {
+        "FedAvg": {"map"},
+        "FOLA": {"map", "temperature", "probit"},
+    }
+    for _, run in part.runs.iterrows():
+        mine = table.loc[table["case"].eq(run["case"]) & table["α"].eq(run["data.alpha"])].set_index("prediction")
+        assert mine.loc["map", "ECE"] == pytest.approx(run["ECE"])
+        if run["case"] == "FOLA":
+            assert mine.loc["probit", "NLL"] == run["probit/NLL"]
+            assert mine.loc["probit", "AUROC noise"] == run["probit/AUROC/noise"]
+
+
+def test_the_figures_show_the_runs_that_have_had_a_final_round(part):
+    assert set(part.trust["case"]) == {"FOLA"}
+    for figure in (figures.reliability(part.trust), figures.risk_coverage(part.trust), figures.entropies(part.trust)):
+        assert not figure.empty
+        assert len(figure.axes) == 2
+        assert set(figure.run_ids) == set(part.trust["run_id"])
+    assert figures.reliability(part.trust.iloc[:0]).empty
+
+
+def test_the_report_holds_them(part):
+    keys = {entry.key for entry in CATALOGUE if entry.fits(part)}
+    assert {"reliability", "risk_coverage", "entropies"} <= keys
+    assert "calibration" in {entry.key for entry in TABLES if entry.fits(part)}
