@@ -174,7 +174,7 @@ def close_round(
         reports.append(method.report(fit.local, own_context))
         penalty = method.penalty(own_context)
         prior_loss = 0.0 if penalty is None else float(penalty.value(fit.local.params))
-        results.append(ClientResult(fit.local._replace(trace=()), fit.train_loss, prior_loss))
+        results.append(ClientResult(fit.local._replace(trace=(), rule_state=()), fit.train_loss, prior_loss))
         activity.say(f"{len(results)} of {len(plans)} clients trained")
     trained_time = time.perf_counter()
 

@@ -19,6 +19,7 @@ HOOKS = (
     "prepare",
     "broadcast",
     "penalty",
+    "rule",
     "trace",
     "observe",
     "report",
