@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fl_lightning.errors import require
 from fl_lightning.params import Params, zeros, zip_map
 from fl_lightning.rules.rule import Rule, Slopes, clipped
 from fl_lightning.training import Training
@@ -89,3 +90,17 @@ class Ivon(Rule):
             slope = zip_map(torch.add, slope, slopes.penalty)
         moved = zip_map(lambda m, s, h, d: m - lr * s / (h + d), params, slope, curvature, self.prior)
         return moved, State(gradient, curvature)
+
+
+def require_own_momentum(training: Training) -> None:
+    """Refuse settings of SGD that the rule has in another form."""
+    require(
+        training.momentum == 0,
+        "IVON averages gradients by itself (method.gradient_decay), expected training.momentum 0, got "
+        f"{training.momentum}; set --training.momentum 0",
+    )
+    require(
+        training.weight_decay == 0,
+        "IVON has a prior by itself (method.prior), expected training.weight_decay 0, got "
+        f"{training.weight_decay}; set --training.weight_decay 0",
+    )

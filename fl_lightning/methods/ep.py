@@ -1,0 +1,311 @@
+"""Expectation propagation: the posterior is a product of Gaussian factors, one per client, each made anew in turn.
+
+    q_S = N(mu_S, S_S^-1) ~ N(x_0, 1/prior) prod_n t_n          t_n: moment v_n, diagonal precision V_n; both start at 0
+    cavity     C_n = S_S - V_n,   c_n = mu_S + C_n^-1 (V_n (mu_S - x_0) - v_n)         what all others believe
+    client     minimises L_n(theta) + (T / 2 m_n) (theta - c_n)^T C_n (theta - c_n) from mu_S, and finds y_n
+    tilted     N(y_n, P_n^-1),   P_n = C_n + H_n                  H_n: curvature of the client's m_n samples, over T
+    factors    V_n += rho (P_n - S_S),   v_n += rho (P_n (y_n - x_0) - S_S (mu_S - x_0))
+    server     S_S = prior + sum_n V_n,   mu_S = x_0 + S_S^-1 sum_n v_n
+
+x_0 are the model's initial weights. Precisions are those of posteriors, sums over samples, unlike FOLA's means. How
+H_n is found is `inference`, what is remembered is `memory`:
+
+    ep    every client its own factor, as above
+    sep   nobody any: the cavity is q_S^(1 - pi_n), the server adds all changes up       (stochastic EP)
+    adf   nobody any: the cavity is q_S itself, so that data are counted once per round  (assumed density filtering)
+
+Minka: Expectation Propagation for Approximate Bayesian Inference, UAI 2001. Guo, Greengard, Wang, Gelman, Kim, Xing:
+Federated Learning as Variational Inference: A Scalable Expectation Propagation Approach, ICLR 2023 (FedEP, FedSEP).
+Ashman, Bui, Nguyen, Markou, Weller, Swaroop, Turner: Partitioned Variational Inference, 2022 (PVI: `inference vi`).
+Swaroop, Khan, Doshi-Velez: Connecting Federated ADMM to Bayes, ICLR 2025 (FedLap-Cov: `inference laplace`).
+
+Where published codes differ, or are wrong:
+- FedEP's server and clients follow momentum optimisers of their own, so that the server is no product of the factors
+  and every cavity is wrong; here the server is computed from the factors in every round. Its start after 400 rounds of
+  FedAvg is left out, and its division by zero for two of its three tasks;
+- FedLap-Cov's code takes every client's curvature on CIFAR from the data of all clients;
+- the prior's mean is x_0 and not 0, so that round 1 starts at the initial weights;
+- the pull towards c_n is m/m_n times stronger for a small client, and SGD's step on it overshoots: `prior_step`
+  implicit solves for the step's end instead, which is stable however small the client is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batching import couples_samples
+from fl_lightning.client_memory import ClientMemory
+from fl_lightning.curvature.epoch_samples import EpochSamples
+from fl_lightning.curvature.fisher import diagonal_fisher
+from fl_lightning.errors import require
+from fl_lightning.gaussian.diagonal import Diagonal
+from fl_lightning.gaussian.form import Gaussian
+from fl_lightning.gaussian.quotient import Factor, change, clips, quotient
+from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
+from fl_lightning.params import Params, cast_like, flatten, zip_map
+from fl_lightning.penalty import Quadratic, overshoot_advice
+from fl_lightning.rules.implicit import ImplicitPenalty
+from fl_lightning.rules.ivon import Ivon, require_own_momentum
+from fl_lightning.rules.rule import Rule
+from fl_lightning.rules.sgd import Sgd
+from fl_lightning.system import memory as machine
+from fl_lightning.task import Weights
+from fl_lightning.training import Training
+
+
+class State(NamedTuple):
+    """The server's posterior, and the clients' memory.
+
+    Attributes:
+        params: mu_S.
+        precision: S_S.
+        origin: x_0; empty without factors.
+        factors: v_n and V_n of every client that was seen; empty without factors.
+    """
+
+    params: Params
+    precision: Params
+    origin: Params
+    factors: ClientMemory[Factor] | tuple[()]
+
+
+class Own(NamedTuple):
+    """What a client knows by itself.
+
+    Attributes:
+        samples: m_n.
+        share: Of q_S that its factor is, where it remembers none: pi_n (sep) or 0 (adf).
+        slope: V_n (mu_S - x_0) - v_n, from its memory and what it is sent; empty without factors.
+        precision: V_n; empty without factors.
+    """
+
+    samples: Tensor
+    share: Tensor
+    slope: Params
+    precision: Params
+
+
+class Report(NamedTuple):
+    """The tilted posterior: y_n and P_n, from which the server knows the change of the factor."""
+
+    params: Params
+    precision: Params
+
+
+@dataclass(frozen=True)
+class EP(Method):
+    """Expectation propagation: one Gaussian factor per client, renewed against the product of all others.
+
+    Attributes:
+        inference: Where the curvature of a client's data comes from: the Fisher of its samples at the end of training
+            (laplace), the same for every parameter (identity), the spread of its epochs' mean models (samples), or
+            training of the Gaussian itself by IVON (vi).
+        memory: Whether each client has a factor of its own (ep), or the server's posterior stands in for all of them,
+            less the client's share (sep) or as it is (adf).
+        damping: Share of a factor's change that is made (rho); null is 1 / clients in the round, as PVI and FedEP have.
+        prior: Precision of the prior around the initial weights (delta_0), in units of a posterior over all samples.
+        temperature: Of the likelihood: curvatures are divided by it (T).
+        prior_step: How a step follows the pull of the others: implicit is stable however strong it is, explicit is
+            plain SGD.
+        floor: Added to laplace's curvature, relative to its mean over all parameters; 0 is the plain Fisher.
+        scale: Curvature per sample of identity, and what samples are shrunk towards.
+        burn_in: Epochs before the first of the samples.
+        shrinkage: How far the variance of the samples is trusted against identity's (as FedPA's rho); 0 is identity.
+        curvature_start: IVON's curvature per sample before it has learnt any (h_0).
+        gradient_decay: IVON's decay of the gradient's moving average (b1).
+        curvature_decay: IVON's decay of the curvature's moving average (b2).
+    """
+
+    inference: Literal["laplace", "identity", "samples", "vi"] = "laplace"
+    memory: Literal["ep", "sep", "adf"] = "ep"
+    damping: float | None = None
+    prior: float = 1e-4
+    temperature: float = 1.0
+    prior_step: Literal["implicit", "explicit"] = "implicit"
+    floor: float = 0.0
+    scale: float = 0.01
+    burn_in: int = 1
+    shrinkage: float = 0.01
+    curvature_start: float = 0.1
+    gradient_decay: float = 0.9
+    curvature_decay: float = 0.99
+
+    def __post_init__(self) -> None:
+        damping, infinity = self.damping, float("inf")
+        require(
+            damping is None or 0 < damping <= 1,
+            f"method.damping must lie in (0, 1], or be null for 1 / clients, got {damping}",
+        )
+        require(0 <= self.prior < infinity, f"method.prior must be finite and >= 0, got {self.prior}")
+        for name in ("temperature", "scale", "curvature_start"):
+            value = getattr(self, name)
+            require(0 < value < infinity, f"method.{name} must be finite and > 0, got {value}")
+        for name in ("floor", "shrinkage"):
+            value = getattr(self, name)
+            require(0 <= value < infinity, f"method.{name} must be finite and >= 0, got {value}")
+        require(self.burn_in >= 0, f"method.burn_in must be at least 0, got {self.burn_in}")
+        require(0 <= self.gradient_decay < 1, f"method.gradient_decay must lie in [0, 1), got {self.gradient_decay}")
+        require(
+            0 <= self.curvature_decay <= 1, f"method.curvature_decay must lie in [0, 1], got {self.curvature_decay}"
+        )
+
+    def check(self, training: Training, server: Server) -> None:
+        task = server.task
+        require(
+            self.inference != "laplace" or not couples_samples(task, server.holdout),
+            "method.inference laplace needs a model whose samples do not depend on each other, as they do with "
+            "BatchNorm; use --method.inference identity or another model",
+        )
+        require(
+            self.inference != "samples" or self.burn_in < training.epochs,
+            f"method.burn_in must be less than training.epochs, which is {training.epochs}, got {self.burn_in}: no "
+            "epoch is left to sample from; set --training.epochs higher or --method.burn_in lower",
+        )
+        if self.inference == "vi":
+            require_own_momentum(training)
+        if self.memory == "ep":
+            owners = sum(size > 0 for size in server.sizes)
+            needed = 2 * owners * task.num_params * task.dtype.itemsize
+            remedy = "use fewer data.clients, a smaller model or --method.memory sep"
+            machine.require_room(f"the factors of {owners} clients", needed, task.device, remedy)
+
+    def init(self, params: Params, num_clients: int) -> State:
+        precision = zip_map(lambda p: torch.full_like(p, self.prior), params)
+        if self.memory != "ep":
+            return State(params, precision, {}, ())
+        return State(params, precision, params, ClientMemory.blank(Factor.flat(params)))
+
+    def broadcast(self, state: State, cohort: Cohort) -> Context:
+        like = next(iter(state.params.values()))
+        samples = like.new_tensor([float(cohort.server.sizes[n]) for n in cohort.members])
+        shares = like.new_tensor([share if self.memory == "sep" else 0.0 for share in cohort.shares])
+        slope: Params = {}
+        precision: Params = {}
+        if isinstance(state.factors, ClientMemory):
+            factors = [state.factors[n] for n in cohort.members]
+            slopes = [factor.slope(state.params, state.origin) for factor in factors]
+            slope = {name: torch.stack([one[name] for one in slopes]) for name in state.params}
+            precision = {name: torch.stack([one.precision[name] for one in factors]) for name in state.params}
+        return Context(state.params, state.precision, Own(samples, shares, slope, precision))
+
+    def penalty(self, context: Context) -> Quadratic:
+        cavity, own = self._cavity(context), context.own
+        return Quadratic(cavity.mean, zip_map(lambda a: a * (self.temperature / own.samples), cavity.precision))
+
+    def rule(self, training: Training, context: Context) -> Rule:
+        if self.inference != "vi":
+            return Sgd(training) if self.prior_step == "explicit" else ImplicitPenalty(training, self.penalty(context))
+        own: Own = context.own
+        samples = own.samples / self.temperature
+        prior = zip_map(lambda a: a / samples, self._cavity(context).precision)
+        known = zip_map(lambda a: a / samples, self._factor_precision(context))
+        start = zip_map(lambda a: a.clamp(min=self.curvature_start), known)
+        return Ivon(training, samples, prior, start, self.curvature_start, self.gradient_decay, self.curvature_decay)
+
+    def trace(self, context: Context) -> Any:
+        return EpochSamples.none(context.start) if self.observes else ()
+
+    def observe(self, trace: Any, step: Step) -> Any:
+        return trace.seen(step, self.burn_in)
+
+    def report(self, local: Local, context: Context) -> Report:
+        own: Own = context.own
+        cavity, samples = self._cavity(context).precision, own.samples / self.temperature
+        if self.inference == "vi":
+            tilted = zip_map(lambda c, h: c + samples * h, cavity, local.rule_state.curvature)
+            return Report(local.params, tilted)
+        if self.inference == "laplace":
+            weights = Weights(local.params, local.buffers)
+            fisher = diagonal_fisher(local.task, weights, local.data, "per_sample", None)
+            level = self.floor * flatten(fisher).mean() if self.floor else 0.0
+            return Report(local.params, zip_map(lambda c, f: c + samples * (f + level), cavity, fisher))
+        identity = zip_map(lambda c: c + samples * self.scale, cavity)
+        if self.inference == "identity" or not bool(local.trace.number):
+            return Report(local.params, identity)
+        found: EpochSamples = local.trace
+        trust = 1 / (1 + (float(found.number) - 1) * self.shrinkage)
+        variance = zip_map(lambda i, v: trust / i.double() + (1 - trust) * v, identity, found.variance())
+        return Report(cast_like(found.mean, local.params), cast_like(zip_map(torch.reciprocal, variance), local.params))
+
+    def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
+        rate, before = self._rate(cohort), Diagonal(state.params, state.precision)
+        tilted = [Diagonal(*report) for report in reports]
+        if isinstance(state.factors, ClientMemory):
+            old, origin, floor = state.factors, state.origin, self.prior
+            pairs = zip(cohort.members, tilted, strict=True)
+            factors = old.replaced({n: old[n].moved(change(q, before, origin), rate) for n, q in pairs})
+            moment, found = factors.total()
+            precision = zip_map(lambda v: v.double() + self.prior, found)
+        else:  # around mu_S itself, where the server's own moment is zero
+            factors, origin, floor = state.factors, state.params, 0.0
+            changes = [change(q, before, origin) for q in tilted]
+            moment = weighted_sum((c.moment for c in changes), [rate] * len(changes))
+            found = weighted_sum((c.precision for c in changes), [rate] * len(changes))
+            precision = zip_map(lambda s, v: s.double() + v, state.precision, found)
+        precision = zip_map(lambda s: s.clamp(min=floor), precision)
+        params = zip_map(lambda x, v, s: x.double() + torch.where(s > 0, v / s, 0.0), origin, moment, precision)
+        return State(cast_like(params, state.params), cast_like(precision, state.params), state.origin, factors)
+
+    def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
+        return [Diagonal(*report) for report in reports]
+
+    def diagnose(
+        self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
+    ) -> dict[str, float | list[float]]:
+        context = self.broadcast(before, cohort)
+        clipped, stability = [], []
+        for position, n in enumerate(cohort.members):
+            own = context.of_member(position)
+            taken = self._factor_precision(own)
+            clipped.append(float(clips(before.precision, taken, self.prior if self.memory == "ep" else 0.0)))
+            largest = max(float(a.max()) for a in self._cavity(own).precision.values())
+            stability.append(cohort.training.lr * largest * self.temperature / cohort.server.sizes[n])
+        server = flatten(after.precision).double()
+        numbers: dict[str, float | list[float]] = {
+            "precision_mean": float(server.mean()),
+            "precision_min": float(server.min()),
+            "precision_max": float(server.max()),
+            "cavity_clips": clipped,
+            "prior_stability": max(stability),
+            "stiffness": stability,
+        }
+        if isinstance(after.factors, ClientMemory):
+            rows = [after.factors[n].precision for n in cohort.members]
+            numbers["factors_negative"] = [float(sum(int((v < 0).sum()) for v in row.values())) for row in rows]
+        return numbers
+
+    def advice(self, metrics: Mapping[str, float]) -> str:
+        if self.inference == "vi" or self.prior_step == "implicit" or not overshoot_advice(metrics):
+            return ""
+        return (
+            f"prior_stability, the learning rate times the stiffest cavity over its client's samples, is "
+            f"{metrics['prior_stability']:.2g}; above 1 its step overshoots, above 2 it diverges: use "
+            "--method.prior_step implicit, or lower training.lr"
+        )
+
+    @property
+    def observes(self) -> bool:
+        return self.inference == "samples"
+
+    @property
+    def extra_passes(self) -> int:
+        return 1 if self.inference == "laplace" else 0
+
+    def _rate(self, cohort: Cohort) -> float:
+        """Rho."""
+        return 1 / len(cohort.members) if self.damping is None else self.damping
+
+    def _cavity(self, context: Context) -> Diagonal:
+        """N(c_n, C_n^-1)."""
+        own: Own = context.own
+        if self.memory == "ep":
+            return quotient(Diagonal(context.start, context.shared), own.slope, own.precision, self.prior)
+        return Diagonal(context.start, zip_map(lambda s: s * (1 - own.share), context.shared))
+
+    def _factor_precision(self, context: Context) -> Params:
+        """V_n, or what stands for it."""
+        own: Own = context.own
+        return own.precision if self.memory == "ep" else zip_map(lambda s: s * own.share, context.shared)
