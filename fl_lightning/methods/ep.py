@@ -45,7 +45,7 @@ from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.quotient import Factor, change, clips, quotient
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
-from fl_lightning.params import Params, cast_like, flatten, zip_map
+from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zip_map
 from fl_lightning.penalty import Quadratic, overshoot_advice
 from fl_lightning.rules.implicit import ImplicitPenalty
 from fl_lightning.rules.ivon import Ivon, require_own_momentum
