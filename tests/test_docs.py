@@ -41,7 +41,7 @@ def plugins(tmp_path):
         if block.startswith("# plugins/"):
             first, _, content = block.partition("\n")
             (folder / first.removeprefix("# plugins/")).write_text(content)
-    assert {path.name for path in folder.iterdir()} == {"median.py", "tiny.py", "moons.py"}
+    assert {path.name for path in folder.iterdir()} == {"median.py", "inertia.py", "tiny.py", "moons.py"}
     return folder
 
 
@@ -105,6 +105,12 @@ def test_plugins_pass_the_contract_tests(plugins):
         "data moons",
     ]
     assert done.stdout.count(" 0 broken") == 3
+
+
+def test_a_plugin_with_memory_of_its_clients_passes_the_contract_tests(plugins):
+    done = contract("--method", "inertia", plugins=plugins)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" 0 broken") == 1
 
 
 def test_a_plugin_that_writes_in_place_does_not_pass(plugins):

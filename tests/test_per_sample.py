@@ -119,6 +119,7 @@ KNOWN = {
     "without bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(162, 3, bias=False)),
     "convolution": lambda: flat(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 2)),
     "by keyword": ByKeyword,
+    "in place": lambda: nn.Sequential(nn.Flatten(), nn.Linear(162, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)),
     "strides and padding": lambda: flat(nn.Conv2d(2, 4, (3, 2), stride=2, padding=(1, 0), dilation=2, bias=False)),
 }
 UNKNOWN = {
@@ -136,7 +137,6 @@ UNKNOWN = {
     "no layer": Scaled,
     "groups": lambda: flat(nn.Conv2d(2, 4, 3, groups=2)),
     "circular": lambda: flat(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular")),
-    "in place": lambda: nn.Sequential(nn.Flatten(), nn.Linear(162, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)),
     "positions": lambda: nn.Sequential(nn.Linear(9, 4), nn.Flatten(), nn.Linear(72, 3)),
 }
 

@@ -26,21 +26,14 @@ import torch
 from torch import Tensor
 
 from fl_lightning.batching import couples_samples
+from fl_lightning.client_memory import ClientMemory
 from fl_lightning.curvature.fisher import FisherKind, diagonal_fisher
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
-from fl_lightning.params import Params, average, cast_like, flatten, row, weighted_sum, zip_map
+from fl_lightning.params import Params, average, flatten, zeros, zip_map
 from fl_lightning.penalty import Penalty, overshoot_advice
 from fl_lightning.task import Weights
 from fl_lightning.training import Training
-
-
-class State(NamedTuple):
-    """The server's model theta_S and, one row for each client, u_n and v_n; zeros for a client that does not count."""
-
-    params: Params
-    fisher: Params
-    moment: Params
 
 
 class Shared(NamedTuple):
@@ -56,6 +49,13 @@ class Own(NamedTuple):
 
     fisher: Params
     moment: Params
+
+
+class State(NamedTuple):
+    """The server's model theta_S and, for each client, u_n and v_n; zeros for a client that does not count."""
+
+    params: Params
+    clients: ClientMemory[Own]
 
 
 class Report(NamedTuple):
@@ -129,12 +129,12 @@ class FedCurv(Method):
         )
 
     def init(self, params: Params, num_clients: int) -> State:
-        rows = zip_map(lambda value: value.new_zeros(num_clients, *value.shape), params)
-        return State(params, rows, zip_map(torch.zeros_like, rows))
+        return State(params, _nothing(params))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
-        own = Own(*(zip_map(lambda rows: rows[list(cohort.members)], tree) for tree in (state.fisher, state.moment)))
-        return Context(state.params, Shared(_total(state.fisher), _total(state.moment), cohort.round), own)
+        total = state.clients.total()
+        own = state.clients.stacked(cohort.members)
+        return Context(state.params, Shared(total.fisher, total.moment, cohort.round), own)
 
     def penalty(self, context: Context) -> Penalty | None:
         shared: Shared = context.shared
@@ -149,20 +149,24 @@ class FedCurv(Method):
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         params = average(state.params, [report.params for report in reports], cohort.weights)
-        moments = [zip_map(torch.mul, report.fisher, report.params) for report in reports]
-        return State(
-            params,
-            self._remember(state.fisher, cohort, [report.fisher for report in reports]),
-            self._remember(state.moment, cohort, moments),
-        )
+        sent = {
+            n: Own(report.fisher, zip_map(torch.mul, report.fisher, report.params))
+            for n, report in zip(cohort.members, reports, strict=True)
+        }
+        # With memory of the last round a client that did not take part has zeros: it is neither part of the sums nor
+        # subtracted from them.
+        kept = state.clients if self.memory == "all" else _nothing(state.params)
+        return State(params, kept.replaced(sent))
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
         # The next cohort is not known yet: the worst client with data. SGD on the penalty overshoots above 1.
-        total = _total(after.fisher)
-        able = [n for n, size in enumerate(cohort.server.sizes) if size > 0]
-        largest = max(float(flatten(zip_map(torch.sub, total, row(after.fisher, n))).max()) for n in able)
+        total, clients = after.clients.total().fisher, after.clients
+        others = (n for n, size in enumerate(cohort.server.sizes) if size > 0 and n not in clients)
+        outsider = next(others, None)  # any: all of them are pulled by the whole sum
+        able = clients.seen if outsider is None else (*clients.seen, outsider)
+        largest = max(float(flatten(zip_map(torch.sub, total, clients[n].fisher)).max()) for n in able)
         return {"prior_stability": 2 * cohort.training.lr * self.strength * largest}
 
     def advice(self, metrics: Mapping[str, float]) -> str:
@@ -172,18 +176,7 @@ class FedCurv(Method):
     def extra_passes(self) -> int:
         return 1
 
-    def _remember(self, rows: Params, cohort: Cohort, sent: Sequence[Params]) -> Params:
-        """The rows of all clients after a round: what was sent, and with memory of all what had been sent before."""
-        # With memory of the last round a client that did not take part gets a row of zeros: it is neither part of the
-        # sums nor subtracted from them.
-        kept = zip_map(torch.clone if self.memory == "all" else torch.zeros_like, rows)
-        for n, values in zip(cohort.members, sent, strict=True):
-            for name, value in values.items():
-                kept[name][n] = value
-        return kept
 
-
-def _total(rows: Params) -> Params:
-    """Sum over all clients, rounded once: a single client's sum is its row bit for bit."""
-    clients = range(len(next(iter(rows.values()))))
-    return cast_like(weighted_sum((row(rows, n) for n in clients), (1.0 for _ in clients)), rows)
+def _nothing(params: Params) -> ClientMemory[Own]:
+    """The memory before anybody has sent anything."""
+    return ClientMemory.blank(Own(zeros(params), zeros(params)))

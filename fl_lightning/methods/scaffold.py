@@ -29,21 +29,22 @@ import torch
 from torch import Tensor
 
 from fl_lightning import streams
+from fl_lightning.client_memory import ClientMemory
 from fl_lightning.curvature.fisher import mean_gradient
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
-from fl_lightning.params import Params, average, flatten, row, weighted_sum, zeros, zip_map
+from fl_lightning.params import Params, average, flatten, weighted_sum, zeros, zip_map
 from fl_lightning.penalty import Linear, Penalty
 from fl_lightning.task import Weights
 from fl_lightning.training import Training
 
 
 class State(NamedTuple):
-    """The server's model x and control variate c, and the clients' memory: one row c_n for each of them."""
+    """The server's model x and control variate c, and the clients' memory: c_n for each of them."""
 
     params: Params
     control: Params
-    clients: Params
+    clients: ClientMemory[Params]
 
 
 class Shared(NamedTuple):
@@ -91,7 +92,7 @@ class Scaffold(Method):
         )
 
     def init(self, params: Params, num_clients: int) -> State:
-        return State(params, zeros(params), zip_map(lambda p: p.new_zeros(num_clients, *p.shape), params))
+        return State(params, zeros(params), ClientMemory.blank(zeros(params)))
 
     def prepare(self, state: State, server: Server) -> State:
         if not self.niid_bench_init:
@@ -104,12 +105,10 @@ class Scaffold(Method):
             return value.reshape(-1)[order].reshape(value.shape)
 
         control = zip_map(shuffled, state.params)
-        clients = zip_map(lambda rows, c: c.expand_as(rows).clone(), state.clients, control)
-        return state._replace(control=control, clients=clients)
+        return state._replace(control=control, clients=ClientMemory.blank(control))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
-        own = zip_map(lambda rows: rows[list(cohort.members)], state.clients)
-        return Context(state.params, Shared(state.control, cohort.round), own)
+        return Context(state.params, Shared(state.control, cohort.round), state.clients.stacked(cohort.members))
 
     def penalty(self, context: Context) -> Penalty | None:
         shared: Shared = context.shared
@@ -136,16 +135,16 @@ class Scaffold(Method):
         params = average(state.params, [report.params for report in reports], cohort.weights, self.server_lr)
         move = weighted_sum((report.change for report in reports), cohort.shares)
         control = zip_map(lambda c, m: c.double().add(m).to(c.dtype), state.control, move)
-        clients = zip_map(torch.clone, state.clients)
-        for member, report in zip(cohort.members, reports, strict=True):
-            for name, rows in clients.items():
-                rows[member] += report.change[name]
-        return State(params, control, clients)
+        renewed = {
+            n: zip_map(torch.add, state.clients[n], report.change)
+            for n, report in zip(cohort.members, reports, strict=True)
+        }
+        return State(params, control, state.clients.replaced(renewed))
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
-        corrections = (zip_map(torch.sub, before.control, row(before.clients, n)) for n in cohort.members)
+        corrections = (zip_map(torch.sub, before.control, before.clients[n]) for n in cohort.members)
         return {
             "control_norm": _norm(after.control),
             "correction_norm": [_norm(correction) for correction in corrections],

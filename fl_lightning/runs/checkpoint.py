@@ -19,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fl_lightning.client_memory import ClientMemory
 from fl_lightning.errors import UserError
 from fl_lightning.record import Measurement, Snapshot
 from fl_lightning.system.atomic import write_atomically
@@ -61,6 +62,7 @@ def write(folder: Path, identity: str, snapshot: Snapshot, history: Sequence[Mea
         "identity": identity,
         "round": str(snapshot.round),
         "numbers": json.dumps(numbers),
+        "seen": json.dumps({pytree.keystr(path): memory.seen for path, memory in _memories(snapshot)}),
         "history": json.dumps([measurement._asdict() for measurement in history]),
         "tensors": str(_checksum(tensors)),
     }
@@ -191,7 +193,14 @@ def _read_file(path: Path, identity: str, template: Snapshot) -> Saved:
             "choose another --out, or start again with --fresh"
         )
     values: dict[str, Any] = tensors | json.loads(header["numbers"])
-    leaves, structure = pytree.tree_flatten_with_path(_tree(template))
+    seen = json.loads(header.get("seen", "{}"))  # which clients have taken part: a template knows none
+
+    def grown(path: Any, leaf: Any) -> Any:
+        known = seen.get(pytree.keystr(path), ())
+        return leaf.replaced(dict.fromkeys(known, leaf.default)) if _is_memory(leaf) else leaf
+
+    tree = pytree.tree_map_with_path(grown, _tree(template), is_leaf=_is_memory)
+    leaves, structure = pytree.tree_flatten_with_path(tree)
     loaded = []
     for key_path, like in leaves:
         value = values.get(pytree.keystr(key_path))
@@ -205,6 +214,16 @@ def _read_file(path: Path, identity: str, template: Snapshot) -> Saved:
 
 def _tree(snapshot: Snapshot) -> tuple[Any, Any]:
     return snapshot.state, snapshot.buffers
+
+
+def _is_memory(node: Any) -> bool:
+    return isinstance(node, ClientMemory)
+
+
+def _memories(snapshot: Snapshot) -> list[tuple[Any, ClientMemory[Any]]]:
+    """The clients' memories in a state, and where they are in it."""
+    leaves, _ = pytree.tree_flatten_with_path(_tree(snapshot), is_leaf=_is_memory)
+    return [(path, leaf) for path, leaf in leaves if _is_memory(leaf)]
 
 
 def _seal(header: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ from torch.func import grad
 from torch.utils import _pytree as pytree
 
 from fl_lightning import discovery
+from fl_lightning.client_memory import ClientMemory
 from fl_lightning.config import configure, fields_of
 from fl_lightning.engines.engine import Engine
 from fl_lightning.engines.functional import Functional
@@ -217,12 +218,15 @@ def settings_are_explained(method: Method) -> None:
 
 
 def states_keep_their_structure(method: Method) -> None:
-    """Every state has the structure, shapes and types of `init`'s, so that checkpoints can be read."""
+    """Every state has the structure, shapes and types of `init`'s, so that checkpoints can be read.
+
+    A `ClientMemory` grows with the clients that have taken part; all its rows are like the one it began with.
+    """
     case = ragged()
     records = case.run(method, fraction=0.5)
-    fresh, structure = pytree.tree_flatten(method.init(case.task().initial.params, len(case.clients)))
+    fresh, structure = _described(method.init(case.task().initial.params, len(case.clients)))
     for record in records:
-        leaves, found = pytree.tree_flatten(record.after.state)
+        leaves, found = _described(record.after.state)
         expect(found == structure, f"the state after round {record.round} has another structure than that of init")
         for leaf, like in zip(leaves, fresh, strict=True):
             if isinstance(like, torch.Tensor):
@@ -231,6 +235,16 @@ def states_keep_their_structure(method: Method) -> None:
                     f"the state after round {record.round} holds {leaf.dtype} of shape {tuple(leaf.shape)} where init "
                     f"has {like.dtype} of shape {tuple(like.shape)}",
                 )
+
+
+def _described(state: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure of a state, clients' memories without the rows that clients have got."""
+    alike = pytree.tree_map(
+        lambda leaf: ClientMemory.blank(leaf.default) if isinstance(leaf, ClientMemory) else leaf,
+        state,
+        is_leaf=lambda leaf: isinstance(leaf, ClientMemory),
+    )
+    return pytree.tree_flatten(alike)
 
 
 def traffic_is_counted(method: Method) -> None:

@@ -104,7 +104,7 @@ def test_every_server_of_a_local_sweep_listens_on_loopback_and_has_a_token(out, 
     for number in [driver.process.pid, *descendants(driver.process.pid)]:
         command = Path(f"/proc/{number}/cmdline").read_text().replace("\0", " ")
         addresses = [known[inode] for inode in sockets(number) if inode in known]
-        servers |= {command[:80]: addresses} if addresses else {}
+        servers |= {command: addresses} if addresses else {}
         if number != driver.process.pid and not command.startswith("ray::"):  # those write over what they were given
             variables = Path(f"/proc/{number}/environ").read_bytes().split(b"\0")
             assert b"RAY_AUTH_MODE=token" in variables, command

@@ -93,7 +93,8 @@ def test_one_client_is_fedavg_at_any_strength(method, settings, engine):
         case = ragged(torch.float32, sizes=sizes)
         mine = case.run(method, ENGINES[engine], **settings)
         assert equal_bits(final(mine), final(case.run(FedAvg(), ENGINES[engine], **settings)))
-        assert any(v.any() for v in mine[-1].after.state.fisher.values())  # and not for lack of curvature
+        own = mine[-1].after.state.clients[len(sizes) // 2]
+        assert any(v.any() for v in own.fisher.values())  # and not for lack of curvature
 
 
 def test_the_pull_begins_in_round_two_and_is_felt():
@@ -167,8 +168,8 @@ def test_the_server_forms_the_moments_and_sums_without_weights():
         assert torch.allclose(context.shared.fisher[name], sum(u.values()), rtol=1e-14)
         assert torch.allclose(context.shared.moment[name], sum(v.values()), rtol=1e-14, atol=1e-15)
         for n, value in v.items():
-            assert torch.equal(state.moment[name][n], value)
-            assert torch.equal(state.fisher[name][n], u[n])
+            assert torch.equal(state.clients[n].moment[name], value)
+            assert torch.equal(state.clients[n].fisher[name], u[n])
 
 
 def test_traffic():
@@ -192,8 +193,9 @@ def test_memory_with_partial_participation(memory):
         latest = {**latest, **sent} if memory == "all" else sent
         for n in range(len(case.clients)):
             absent += n in latest and n not in sent
-            for name, rows in record.after.state.fisher.items():
-                assert torch.equal(rows[n], latest[n][name] if n in latest else torch.zeros_like(rows[n]))
+            for name, value in record.after.state.clients[n].fisher.items():
+                assert torch.equal(value, latest[n][name] if n in latest else torch.zeros_like(value))
+        assert record.after.state.clients.seen == tuple(sorted(latest))
     assert (absent > 0) == (memory == "all")  # some client sat out a round, and was remembered only if asked for
 
 
@@ -223,7 +225,7 @@ def test_prior_stability_is_the_largest_step_on_the_penalty():
     records = case.run(FedCurv(strength), fraction=0.5)
     for record in records:
         after = record.after.state
-        rows = torch.stack([flatten({k: v[n] for k, v in after.fisher.items()}) for n in (0, 1, 3, 4)])
+        rows = torch.stack([flatten(after.clients[n].fisher) for n in (0, 1, 3, 4)])
         expected = 2 * case.training.lr * strength * float((rows.sum(0) - rows).max())
         numbers = FedCurv(strength).diagnose(record.before.state, record.cohort, record.reports, after)
         assert numbers == {"prior_stability": pytest.approx(expected, rel=1e-12)}

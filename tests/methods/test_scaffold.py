@@ -10,7 +10,7 @@ from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.scaffold import Scaffold
-from fl_lightning.params import flatten, row
+from fl_lightning.params import flatten
 from tests import references
 from tests.cases import equal_bits, final, largest_difference, ragged
 
@@ -71,7 +71,7 @@ def assert_matches(case, records, history):
         assert largest_difference(state.params, x) < 1e-12
         assert largest_difference(state.control, c) < 1e-12
         for n, memory in c_of.items():
-            assert largest_difference(row(state.clients, n), memory) < 1e-12
+            assert largest_difference(state.clients[n], memory) < 1e-12
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -125,7 +125,7 @@ def test_server_variate_is_the_mean_of_all_clients_variates(dtype, option, fract
     for record in case.run(Scaffold(option=option), rounds=6, fraction=fraction, weighting=weighting):
         state = record.after.state
         c = flatten(state.control).double()
-        mean = sum(share[n] * flatten(row(state.clients, n)).double() for n in eligible)
+        mean = sum(share[n] * flatten(state.clients[n]).double() for n in eligible)
         assert (c - mean).norm() <= (1e-6 if dtype == torch.float32 else 1e-14) * c.norm()
         assert c.norm() > 0
 
@@ -176,11 +176,11 @@ def test_memory_survives_rounds_without_participation():
     for record in records:
         before, after = record.before.state.clients, record.after.state.clients
         for n in range(len(case.clients)):
-            same = equal_bits(row(before, n), row(after, n))
+            same = equal_bits(before[n], after[n])
             assert same == (n not in record.cohort.members)
-            absences += same and float(flatten(row(before, n)).abs().sum()) > 0
+            absences += same and float(flatten(before[n]).abs().sum()) > 0
     assert absences > 0  # some client was remembered through a round in which it did not take part
-    assert not flatten(row(records[-1].after.state.clients, 2)).any()  # the empty client
+    assert not flatten(records[-1].after.state.clients[2]).any()  # the empty client
 
 
 def test_option_1_is_the_gradient_at_the_servers_model():
@@ -188,7 +188,7 @@ def test_option_1_is_the_gradient_at_the_servers_model():
     for record in case.run(Scaffold(option="I")):
         for n in record.cohort.members:
             expected = references.gradient(case, record.before.state.params, case.clients[n])
-            assert largest_difference(row(record.after.state.clients, n), expected) < 1e-12
+            assert largest_difference(record.after.state.clients[n], expected) < 1e-12
 
 
 def test_option_1_costs_one_pass_more():
@@ -220,7 +220,7 @@ def test_niid_bench_starts_all_variates_at_one_random_network():
         assert torch.equal(state.control[name].flatten().sort().values, weights.flatten().sort().values)
     assert largest_difference(state.control, state.params) > 0.1
     for n in range(len(case.clients)):
-        assert equal_bits(row(state.clients, n), state.control)
+        assert equal_bits(state.clients[n], state.control)
     again, other = (case.run(Scaffold(niid_bench_init=True), rounds=1, seed=s)[0].before.state for s in (0, 1))
     assert equal_bits(again.control, state.control)
     assert largest_difference(other.control, state.control) > 0.1
@@ -242,7 +242,7 @@ def test_diagnostics():
     numbers = [method.diagnose(r.before.state, r.cohort, r.reports, r.after.state) for r in (first, second)]
     assert numbers[0]["correction_norm"] == [0.0] * 4
     state = second.before.state
-    expected = [float((flatten(state.control) - flatten(row(state.clients, n))).norm()) for n in second.cohort.members]
+    expected = [float((flatten(state.control) - flatten(state.clients[n])).norm()) for n in second.cohort.members]
     assert numbers[1]["correction_norm"] == pytest.approx(expected, rel=1e-12)
     assert numbers[0]["control_norm"] == pytest.approx(float(flatten(state.control).norm()), rel=1e-12)
 
