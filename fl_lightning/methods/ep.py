@@ -232,16 +232,15 @@ class EP(Method):
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         rate, before = self._rate(cohort), Diagonal(state.params, state.precision)
-        tilted = [Diagonal(*report) for report in reports]
+        tilted = {n: Diagonal(*report) for n, report in sorted(zip(cohort.members, reports, strict=True))}
         if isinstance(state.factors, ClientMemory):
             old, origin, floor = state.factors, state.origin, self.prior
-            pairs = zip(cohort.members, tilted, strict=True)
-            factors = old.replaced({n: old[n].moved(change(q, before, origin), rate) for n, q in pairs})
+            factors = old.replaced({n: old[n].moved(change(q, before, origin), rate) for n, q in tilted.items()})
             moment, found = factors.total()
             precision = zip_map(lambda v: v.double() + self.prior, found)
         else:  # around mu_S itself, where the server's own moment is zero
             factors, origin, floor = state.factors, state.params, 0.0
-            changes = [change(q, before, origin) for q in tilted]
+            changes = [change(q, before, origin) for q in tilted.values()]
             moment = weighted_sum((c.moment for c in changes), [rate] * len(changes))
             found = weighted_sum((c.precision for c in changes), [rate] * len(changes))
             precision = zip_map(lambda s, v: s.double() + v, state.precision, found)
