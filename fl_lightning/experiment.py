@@ -16,6 +16,7 @@ from fl_lightning.data.feature_skew import skew
 from fl_lightning.data.partition import class_counts, held_out, partition, subset_indices, validating
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.loop import federate, initial
+from fl_lightning.method import task_of
 from fl_lightning.probes import ridge
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.record import Measurement, RoundRecord, Snapshot
@@ -24,7 +25,7 @@ from fl_lightning.runs.folder import Result, clear, finished, folder_of, locked
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.recording import Recording, open_recording, retag, send_rest
 from fl_lightning.runs.resume import saved_rounds
-from fl_lightning.runs.saved import load_reference, saved_weights
+from fl_lightning.runs.saved import load_reference, start_from
 from fl_lightning.task import Task
 
 # Called after every round with the number of the round and what was measured; also, first, for the rounds of an
@@ -51,7 +52,7 @@ class Outputs(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A configuration made real: data, who has which of it, and the model."""
+    """A configuration made real: data, who has which of it, and the model that the settings name."""
 
     dataset: Dataset
     clients: list[Tensor]
@@ -73,8 +74,7 @@ def build(config: RunConfig) -> Problem:
         dataset = replace(dataset, test_x=dataset.test_x[measured], test_y=dataset.test_y[measured])
     task = config.model.build(dataset, config.seed, config.compute)
     if config.federation.start is not None:
-        task.load(saved_weights("federation.start", config.federation.start, task)[0])
-        task.initial = task.weights()
+        start_from(config.federation.start, config.method, task)
     return Problem(dataset, clients, holdout, task)
 
 
@@ -180,7 +180,8 @@ def _records(config: RunConfig, problem: Problem, saved: Snapshot | None) -> Ite
 def _measuring(config: RunConfig, problem: Problem, folder: Path) -> Callable[[RoundRecord], Measurement]:
     """What measures a round, AE, LF and the ridge included if the settings ask for them; refuses what cannot be."""
     ridge.check(config.probe, config.federation, [len(indices) for indices in problem.clients])
-    posterior = load_reference(config.probe, problem.task, problem.dataset, problem.clients)
+    task = task_of(config.method, problem.task)
+    posterior = load_reference(config.probe, task, problem.dataset, problem.clients)
 
     def measured(record: RoundRecord) -> Measurement:
         if record.round in config.probe.ridge_rounds:
@@ -199,7 +200,7 @@ def _compute(
     records: Iterator[RoundRecord] | None,
 ) -> Progress:
     problem, key = problem or build(config), identity(config)
-    task, folder = problem.task, folder_of(config, out)
+    task, folder = task_of(config.method, problem.task), folder_of(config, out)
     start = initial(config.method, task, len(problem.clients))
     saved = saved_rounds(config, out, start, fresh)
     history = list(saved.history) if saved else []

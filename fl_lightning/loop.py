@@ -1,8 +1,9 @@
 """The federated loop, as a generator: one record per round. Whoever consumes it measures, logs, saves and stops."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from fl_lightning.engines.engine import Engine, Fit
 from fl_lightning.engines.functional import Functional
 from fl_lightning.errors import Diverged
 from fl_lightning.federation import Federation, check_participation, draw_cohort
-from fl_lightning.method import Cohort, Context, Method, Server, with_round_lr
+from fl_lightning.method import Cohort, Context, Method, Server, task_of, with_round_lr
 from fl_lightning.params import Params, all_finite, weighted_sum, zip_map
 from fl_lightning.record import ClientResult, RoundRecord, Snapshot
 from fl_lightning.system import activity
@@ -44,7 +45,8 @@ def federate(
 
     Args:
         method: What is sent, learnt and aggregated.
-        task: Model and likelihood; its initial weights are where round 1 starts.
+        task: Model and likelihood; its initial weights are where round 1 starts. A method with a network of its own
+            trains that one, made from the model: `task_of(method, task)`.
         dataset: The samples of all clients, and the test set.
         clients: Indices into the training set, one tensor per client; empty ones never take part.
         training: How clients train.
@@ -60,6 +62,7 @@ def federate(
     Raises:
         UserError: If the settings do not go together.
     """
+    task = task_of(method, task)
     setup = set_up(method, task, dataset, clients, training, federation, seed, holdout)
 
     def rounds() -> Iterator[RoundRecord]:
@@ -193,12 +196,25 @@ def close_round(
         clients=results,
         reports=reports,
         after=Snapshot(number, state, buffers),
-        bytes_down=BYTES_PER_NUMBER * len(plans) * method.traffic((context.start, context.shared, before.buffers)),
-        bytes_up=BYTES_PER_NUMBER * method.traffic((reports, [result.local.buffers for result in results])),
+        bytes_down=bytes_down(method, context, before.buffers, len(plans)),
+        bytes_up=sum(bytes_of(method, r, c.local.buffers) for r, c in zip(reports, results, strict=True)),
         gradient_evaluations=samples,
         seconds_local=trained_time - start_time,
         seconds_server=seconds_broadcast + (end_time - trained_time),
     )
+
+
+def bytes_of(method: Method, message: Any, buffers: Params) -> int:
+    """What it takes to send a context or a report, with the model's buffers, in whole bytes."""
+    return math.ceil(BYTES_PER_NUMBER * method.traffic((message, buffers)))
+
+
+def bytes_down(method: Method, context: Context, buffers: Params, number: int) -> int:
+    """What it takes to send the context to all members of the cohort, each of which has the rest in its memory."""
+    sent = context._replace(own=())
+    if not context.own_start:
+        return number * bytes_of(method, sent, buffers)
+    return sum(bytes_of(method, sent.of_member(position), buffers) for position in range(number))
 
 
 def average_buffers(buffers: Sequence[Params], weights: Sequence[float]) -> Params:

@@ -5,15 +5,16 @@ A method is written once, as pure functions; engines turn its client hooks into 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fl_lightning.data.plan import ClientData, Plan
 from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.params import Params, count, row
+from fl_lightning.params import Params, count, zip_map
 from fl_lightning.penalty import Penalty
 from fl_lightning.rules.rule import Rule
 from fl_lightning.rules.sgd import Sgd
@@ -78,15 +79,22 @@ class Context(NamedTuple):
         shared: Anything else that is sent, the same for all clients.
         own: The client's memory of earlier rounds, not sent. Stacked over the cohort when it leaves `broadcast`,
             one row when it reaches a client hook.
+        own_start: Whether each member starts at a model of its own: `start` is then stacked over the cohort, too.
     """
 
     start: Params
     shared: Any = ()
     own: Any = ()
+    own_start: bool = False
 
     def of_member(self, position: int) -> "Context":
         """The context as one member of the cohort sees it."""
-        return self._replace(own=row(self.own, position))
+        return self.of_members(lambda leaf: leaf[position])._replace(own_start=False)
+
+    def of_members(self, part: Callable[[Tensor], Tensor]) -> "Context":
+        """The context with a part of everything that is stacked over the cohort, such as some of its rows."""
+        start = zip_map(part, self.start) if self.own_start else self.start
+        return self._replace(start=start, own=pytree.tree_map_only(Tensor, part, self.own))
 
 
 class Step(NamedTuple):
@@ -152,6 +160,8 @@ class ClientHooks(Protocol):
     The hooks are explained where `Method` has them.
     """
 
+    def frozen(self, context: Context) -> frozenset[str]: ...
+
     def penalty(self, context: Context) -> Penalty | None: ...
 
     def rule(self, training: Training, context: Context) -> Rule: ...
@@ -174,7 +184,7 @@ class ClientHooks(Protocol):
 class Method(ABC):
     """One federated method. Its fields are its hyperparameters; its hooks stand in the order of a round.
 
-    The client hooks (`penalty`, `rule`, `trace`, `observe`, `report`) are written for one client.
+    The client hooks (`frozen`, `penalty`, `rule`, `trace`, `observe`, `report`) are written for one client.
 
     `version` is part of a run's identity: raise it when the method's numbers change, or a default of its fields does.
     """
@@ -184,6 +194,14 @@ class Method(ABC):
     def adapt(self, training: Training) -> Training:
         """The optimiser settings that the method really uses, if it prescribes some of them."""
         return training
+
+    def network(self, module: nn.Module) -> nn.Module:
+        """The network that is really trained, made from a copy of the model that the settings name.
+
+        Stochastic in training mode if it likes, through torch's global generator, which engines seed for every client
+        and round; deterministic in evaluation mode. Its parameters are what all other hooks see.
+        """
+        return module
 
     def check(self, training: Training, server: Server) -> None:  # noqa: B027 - nothing to refuse
         """Raise `UserError` for settings that do not go together, before anything is trained."""
@@ -207,6 +225,10 @@ class Method(ABC):
     def broadcast(self, state: Any, cohort: Cohort) -> Context:
         """What the server sends."""
         return Context(start=state.params)
+
+    def frozen(self, context: Context) -> frozenset[str]:
+        """Names of parameters that stay as they are to the bit in this round; the same for every client, never all."""
+        return frozenset()
 
     def penalty(self, context: Context) -> Penalty | None:
         """What is added to the client's loss in this round; `None` is no penalty, exactly."""
@@ -242,8 +264,12 @@ class Method(ABC):
         """The clients' posteriors as they enter the aggregation, damping included, if the method has any."""
         return ()
 
-    def traffic(self, message: Any) -> int:
-        """How many numbers it takes to send a message, a tree of tensors."""
+    def traffic(self, message: Any) -> float:
+        """How many float32 numbers it takes to send a message; a bit is 1/32.
+
+        Args:
+            message: To a client, its context without `own`, or from it, its report; and the model's buffers: a pair.
+        """
         return count(message)
 
     def advice(self, metrics: Mapping[str, float]) -> str:
@@ -274,6 +300,14 @@ class Method(ABC):
     def extra_passes(self) -> int:
         """Gradient passes over the client's data beside the training steps, for the count of gradient evaluations."""
         return 0
+
+
+def task_of(method: Method, task: Task) -> Task:
+    """The task of the network that the method really trains: the task itself, unless the method has its own network.
+
+    Made once for a task and method; of a task that is the method's already, it is the same again.
+    """
+    return task if type(method).network is Method.network else task.with_network(method, method.network)
 
 
 def with_round_lr(training: Training, round: int) -> Training:

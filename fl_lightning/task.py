@@ -1,13 +1,15 @@
 """A model and its likelihood as pure functions of named parameters."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fl_lightning import streams
 from fl_lightning.params import Params
 
 
@@ -40,6 +42,24 @@ class Task:
         self.likelihood = likelihood
         self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
         self.initial = self.weights()
+        self._networks: dict[Hashable, Task] = {}
+
+    def with_network(self, owner: Hashable, network: Callable[[nn.Module], nn.Module]) -> "Task":
+        """The task whose model is made from this one's, at its initial weights; made once for each owner.
+
+        Args:
+            owner: Who asks, such as a method with its settings.
+            network: Makes the module that is really trained from a copy of the model; the same every time.
+        """
+        if owner not in self._networks:
+            plain = Task(deepcopy(self.model), self.likelihood)
+            plain.load(self.initial)
+            with streams.global_noise(0, "network"):  # a layer that is made draws weights, even if nobody uses them
+                module = network(plain.model).to(self.device, self.dtype)
+            made = Task(module, self.likelihood)
+            made._networks = self._networks  # so that the task of a network is also its own
+            self._networks[owner] = made
+        return self._networks[owner]
 
     @property
     def num_params(self) -> int:

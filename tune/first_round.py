@@ -79,6 +79,9 @@ class Bundle:
 
     observers: tuple[Observer, ...]
 
+    def frozen(self, context: Context) -> frozenset[str]:
+        return frozenset()
+
     def penalty(self, context: Context) -> None:
         return None
 
@@ -176,7 +179,7 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
     method, task, federation = config.method, problem.task, config.federation
     if federation.rounds > 1 or federation.straggler_fraction > 0 or task.initial.buffers:
         return None
-    if method.one_by_one:
+    if method.one_by_one or type(method).network is not Method.network:
         return None
     try:
         setup = set_up(
@@ -197,7 +200,10 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
         return None
     context = method.broadcast(before.state, cohort)
     members = [context.of_member(position) for position in range(len(cohort.members))]
-    plain = all(method.penalty(own) is None and isinstance(method.rule(cohort.training, own), Sgd) for own in members)
+    plain = all(
+        method.penalty(own) is None and not method.frozen(own) and isinstance(method.rule(cohort.training, own), Sgd)
+        for own in members
+    )
     own_data = all(torch.equal(d.indices.cpu(), c) for d, c in zip(setup.data, problem.clients, strict=True))
     apart = config.engine.trains_apart(task, plans_of(cohort, setup.data))
     if plain and own_data and apart and _equal(context.start, task.initial.params):

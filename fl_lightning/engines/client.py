@@ -19,7 +19,7 @@ from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, zip_map
 from fl_lightning.penalty import prior_loss
 from fl_lightning.rules.rule import Rule, Slopes
-from fl_lightning.rules.sgd import Sgd
+from fl_lightning.rules.sgd import Sgd, moving, with_zeros
 from fl_lightning.task import Task, Weights
 
 
@@ -32,9 +32,10 @@ class Client(pl.LightningModule):
         self.task, self.plan = task, plan
         self.penalty = hooks.penalty(context)
         self.pull: Params = {}  # the penalty's gradient at the present step
+        self.frozen = hooks.frozen(context)
         self._params: Params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         rule = hooks.rule(plan.training, context)
-        self.training_by = None if isinstance(rule, Sgd) else RuleTraining(rule, self._params, plan)
+        self.training_by = None if isinstance(rule, Sgd) else RuleTraining(rule, self._params, self.frozen, plan)
         self.losses: list[Tensor] = []
         self.shares: list[float] = []
 
@@ -58,9 +59,12 @@ class Client(pl.LightningModule):
 
     @override
     def on_after_backward(self) -> None:
-        """A parameter that the loss does not depend on has gradient zero: torch.optim would spare it the decay."""
-        for parameter in self.params().values():
-            if parameter.grad is None:
+        """A parameter that the loss does not depend on has gradient zero: torch.optim would spare it the decay.
+
+        So has a frozen one, which the optimiser does not know.
+        """
+        for name, parameter in self.params().items():
+            if parameter.grad is None or name in self.frozen:
                 parameter.grad = torch.zeros_like(parameter)
 
     @override
@@ -69,7 +73,7 @@ class Client(pl.LightningModule):
         if self.training_by is not None:
             return RuleOptimiser(self)
         return torch.optim.SGD(
-            self.params().values(),
+            moving(self.params(), self.frozen).values(),
             lr=training.lr,
             momentum=training.momentum,
             weight_decay=training.weight_decay,
@@ -79,28 +83,30 @@ class Client(pl.LightningModule):
 class RuleTraining:
     """A method's own rule at work on a model, whose parameters are the rule's point while a batch is looked at."""
 
-    def __init__(self, rule: Rule, params: Params, plan: Plan) -> None:
-        self.rule, self.params, self.plan = rule, params, plan
+    def __init__(self, rule: Rule, params: Params, frozen: frozenset[str], plan: Plan) -> None:
+        self.rule, self.params, self.frozen, self.plan = rule, params, frozen, plan
         self.theta = zip_map(lambda p: p.detach().clone(), params)
-        self.state = rule.init(self.theta)
+        self.state = rule.init(moving(self.theta, frozen))
         self.noise: Params = {}
         self.number = 0
 
     def go_to_point(self) -> None:
         """Before a batch."""
         self.noise = self.plan.noise(self.number, self.theta) if self.rule.draws else {}
-        self._show(self.rule.point(self.theta, self.state, self.noise))
+        self._show(self.rule.point(moving(self.theta, self.frozen), self.state, self.noise))
 
     def step(self, slopes: Slopes) -> None:
         """After the backward pass."""
-        self.theta, self.state = self.rule.step(self.theta, self.state, slopes, self.noise, self.number)
+        free = moving(self.theta, self.frozen)
+        updated, self.state = self.rule.step(free, self.state, slopes, self.noise, self.number)
+        self.theta = {**self.theta, **updated}
         self.number += 1
-        self._show(self.theta)
+        self._show(updated)
 
     def _show(self, values: Params) -> None:
         with torch.no_grad():
-            for name, parameter in self.params.items():
-                parameter.copy_(values[name])
+            for name, value in values.items():
+                self.params[name].copy_(value)
 
 
 class RuleOptimiser(torch.optim.Optimizer):
@@ -116,7 +122,8 @@ class RuleOptimiser(torch.optim.Optimizer):
         assert self.client.training_by is not None
         with torch.enable_grad():
             loss = closure()
-        grad = {name: p.grad for name, p in self.client.params().items() if p.grad is not None}
+        free = moving(self.client.params(), self.client.frozen)
+        grad = {name: p.grad for name, p in free.items() if p.grad is not None}
         with torch.no_grad():
             self.client.training_by.step(Slopes(grad, None if self.client.penalty is None else self.client.pull))
         return loss
@@ -165,7 +172,8 @@ class Observer(pl.Callback):
         assert isinstance(pl_module, Client)
         total = {name: p.grad for name, p in pl_module.params().items() if p.grad is not None}
         if pl_module.penalty is not None and pl_module.training_by is None:
-            total = zip_map(torch.sub, total, pl_module.pull)
+            free = moving(total, pl_module.frozen)
+            total = with_zeros(zip_map(torch.sub, free, pl_module.pull), total)
         elif trainer.gradient_clip_val is not None:
             total = zip_map(torch.clone, total)  # clipping scales the gradients in place
         self.grad = total

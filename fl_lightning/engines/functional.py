@@ -19,7 +19,7 @@ from fl_lightning.errors import require
 from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, row, zeros, zip_map
 from fl_lightning.rules.rule import Slopes
-from fl_lightning.rules.sgd import Sgd, is_plain
+from fl_lightning.rules.sgd import Sgd, is_plain, moving, with_zeros
 from fl_lightning.task import Task, Weights
 
 # On a CPU, batching clients by vmap pays only for models this small, and only if the clients take similar numbers of
@@ -57,8 +57,7 @@ class Functional(Engine):
             if len(members) == 1:
                 yield train_one(hooks, task, context.of_member(first), buffers, plans[first])
             else:
-                own = pytree.tree_map_only(Tensor, lambda leaf: leaf[members.start : members.stop], context.own)  # noqa: B023
-                chunk_context = context._replace(own=own)
+                chunk_context = context.of_members(lambda leaf: leaf[members.start : members.stop])  # noqa: B023
                 yield from train_many(hooks, task, chunk_context, buffers, [plans[i] for i in members])
 
     def trains_apart(self, task: Task, plans: Sequence[Plan]) -> bool:
@@ -85,14 +84,16 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
     training, data, model = plan.training, plan.data, task.model
     task.load(Weights(context.start, buffers))
     model.train()
-    leaves = [p for p in model.parameters() if p.requires_grad]
-    params = {name: leaf.detach() for name, leaf in zip(task.names, leaves, strict=True)}  # the same storage
-    values = list(params.values())
+    leaves: Params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    params = zip_map(torch.detach, leaves)  # the same storage
+    frozen = hooks.frozen(context)
+    free = moving(params, frozen)
+    targets, values = list(moving(leaves, frozen).values()), list(free.values())
     penalty, rule = hooks.penalty(context), hooks.rule(training, context)
-    plain = isinstance(rule, Sgd) and is_plain(training)
+    plain = isinstance(rule, Sgd) and is_plain(training) and not (frozen and penalty is not None)
     pull = penalty.descent(training.lr) if penalty is not None and plain else None
     theta = params if plain else zip_map(torch.clone, params)  # what is trained; the workbench holds the rule's point
-    state = rule.init(theta)
+    state = rule.init(moving(theta, frozen))
     trace = hooks.trace(context)
     observes, needs_squares, size = hooks.observes, hooks.needs_squares, len(data)
     per_epoch = plan.steps_per_epoch
@@ -103,10 +104,10 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
             fraction = len(y) / size
             if not plain:
                 noise = plan.noise(index, params) if rule.draws else {}
-                torch._foreach_copy_(values, list(rule.point(theta, state, noise).values()))
+                torch._foreach_copy_(values, list(rule.point(moving(theta, frozen), state, noise).values()))
             squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
             loss = task.likelihood(model(x), y)
-            grads = torch.autograd.grad(loss, leaves, materialize_grads=True)
+            grads = torch.autograd.grad(loss, targets, materialize_grads=True)
             losses.append(loss.detach())
             shares.append(fraction)
             if plain:  # the penalty first: both gradients are taken at the same theta
@@ -114,16 +115,16 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
                     pull(params)
                 torch._foreach_add_(values, grads, alpha=-training.lr)
             else:
-                likelihood = dict(zip(task.names, grads, strict=True))
-                slopes = Slopes(likelihood, None if penalty is None else penalty.grad(theta))
-                theta, state = rule.step(theta, state, slopes, noise, index)
+                slopes = Slopes(dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta))
+                updated, state = rule.step(moving(theta, frozen), state, slopes, noise, index)
+                theta = {**theta, **updated}
             if observes:
-                grad = dict(zip(task.names, grads, strict=True))
+                grad = with_zeros(dict(zip(free, grads, strict=True)), params)
                 epoch, position = divmod(index, per_epoch)
                 step = Step(index, theta, grad, squares, fraction, epoch, position == per_epoch - 1, losses[-1])
                 trace = hooks.observe(trace, step)
     if not plain:
-        torch._foreach_copy_(values, list(theta.values()))
+        torch._foreach_copy_(values, list(moving(theta, frozen).values()))
     local = finished_client(task, plan, task.weights(), trace, () if isinstance(rule, Sgd) else state)
     return Fit(local, mean_loss(losses, shares, plan.num_epochs))
 
@@ -142,11 +143,21 @@ def train_many(
     def expand(tree: Any) -> Any:
         return pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(number, *leaf.shape).clone(), tree)
 
+    own = (context.own, context.start if context.own_start else ())
+
+    def seen_by(own: Any) -> Context:
+        memory, start = own
+        return context._replace(own=memory, start=start or context.start, own_start=False)
+
     def start_trace(own: Any) -> Any:
-        return hooks.trace(context._replace(own=own))
+        return hooks.trace(seen_by(own))
 
     def start_rule(own: Any) -> Any:
-        return hooks.rule(training, context._replace(own=own)).init(context.start)
+        mine = seen_by(own)
+        return hooks.rule(training, mine).init(moving(mine.start, frozen))
+
+    first = context.of_member(0)
+    frozen, rule = hooks.frozen(first), hooks.rule(training, first)
 
     def advance(
         state: Any,
@@ -160,17 +171,20 @@ def train_many(
         index: int,
     ) -> Any:
         params, stats, memory, trace = state
-        own_context = context._replace(own=own)
-        rule, penalty = hooks.rule(training, own_context), hooks.penalty(own_context)
-        point = rule.point(params, memory, noise)
+        mine = seen_by(own)
+        rule, penalty = hooks.rule(training, mine), hooks.penalty(mine)
+        point = {**params, **rule.point(moving(params, frozen), memory, noise)}
 
         def loss_of(params: Params) -> tuple[Tensor, Params]:
             copies = zip_map(torch.clone, stats)  # BatchNorm writes into its buffers
             return task.masked_loss(Weights(params, copies), x, y, mask), copies
 
         grad, (loss, new_stats) = grad_and_value(loss_of, has_aux=True)(point)
-        slopes = Slopes(grad, None if penalty is None else penalty.grad(params))
-        new_params, new_memory = rule.step(params, memory, slopes, noise, index)
+        slopes = Slopes(moving(grad, frozen), None if penalty is None else penalty.grad(params))
+        updated, new_memory = rule.step(moving(params, frozen), memory, slopes, noise, index)
+        new_params = {**params, **updated}
+        if frozen:
+            grad = with_zeros(moving(grad, frozen), params)
         new_trace = trace
         if hooks.observes:
             squares = squared_gradients(task, Weights(point, stats), x, y, mask) if hooks.needs_squares else None
@@ -183,10 +197,8 @@ def train_many(
             moved = pytree.tree_map(lambda new, old: torch.where(active, new, old), moved, state)
         return moved, loss
 
-    own = context.own
-    start = expand(context.start)
+    start = zip_map(torch.clone, context.start) if context.own_start else expand(context.start)
     state = (start, expand(buffers), _stacked(start_rule, own, number), _stacked(start_trace, own, number))
-    rule = hooks.rule(training, context.of_member(0))
     losses = torch.zeros(number, dtype=torch.float64, device=device)
     own_dims = pytree.tree_map(lambda _: 0, own)
     step = vmap(advance, in_dims=(0, own_dims, 0, 0, 0, 0, 0, 0, None), randomness="different")
@@ -199,7 +211,7 @@ def train_many(
             chosen = choices and Choices(*(leaf[index, :, :width].flatten(0, 1) for leaf in choices))
             x, y = data.fetch(places.clamp(min=0).reshape(-1), chosen)
             x, y = x.view(number, width, *x.shape[1:]), y.view(number, width)
-            noise = _stacked_noise(plans, index, context.start) if rule.draws else {}
+            noise = _stacked_noise(plans, index, first.start) if rule.draws else {}
             state, loss = step(state, own, noise, x, y, mask, sizes, lengths, index)
             losses += loss.detach().double() * (mask.sum(1) / sizes)
     for position, plan in enumerate(plans):

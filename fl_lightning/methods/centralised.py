@@ -51,6 +51,6 @@ class Centralised(Method):
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         return State(reports[0].params)
 
-    def traffic(self, message: Any) -> int:
+    def traffic(self, message: Any) -> float:
         """Nothing is sent: it is all in one place."""
         return 0

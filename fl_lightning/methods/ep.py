@@ -45,7 +45,7 @@ from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.quotient import Factor, change, clips, quotient
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
-from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zip_map
+from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zeros, zip_map
 from fl_lightning.penalty import Quadratic, overshoot_advice
 from fl_lightning.rules.implicit import ImplicitPenalty
 from fl_lightning.rules.ivon import Ivon, require_own_momentum
@@ -100,8 +100,8 @@ class EP(Method):
     """Expectation propagation: one Gaussian factor per client, renewed against the product of all others.
 
     Attributes:
-        inference: Where the curvature of a client's data comes from: the Fisher of its samples at the end of training
-            (laplace), the same for every parameter (identity), the spread of its epochs' mean models (samples), or
+        inference: Where the curvature of a client's data comes from: the Fisher of its samples (laplace), the same for
+            every parameter (identity), the spread of its epochs' mean models (samples), or
             training of the Gaussian itself by IVON (vi).
         memory: Whether each client has a factor of its own (ep), or the server's posterior stands in for all of them,
             less the client's share (sep) or as it is (adf).
@@ -110,6 +110,8 @@ class EP(Method):
         temperature: Of the likelihood: curvatures are divided by it (T).
         prior_step: How a step follows the pull of the others: implicit is stable however strong it is, explicit is
             plain SGD.
+        curvature: Laplace's Fisher at the end of training, or the mean along its path: a client that fits its few classes
+            has hardly any curvature at the end.
         floor: Added to laplace's curvature, relative to its mean over all parameters; 0 is the plain Fisher.
         scale: Curvature per sample of identity, and what samples are shrunk towards.
         burn_in: Epochs before the first of the samples.
@@ -125,6 +127,7 @@ class EP(Method):
     prior: float = 1e-4
     temperature: float = 1.0
     prior_step: Literal["implicit", "explicit"] = "implicit"
+    curvature: Literal["end", "path"] = "path"
     floor: float = 0.0
     scale: float = 0.01
     burn_in: int = 1
@@ -206,10 +209,14 @@ class EP(Method):
         return Ivon(training, samples, prior, start, self.curvature_start, self.gradient_decay, self.curvature_decay)
 
     def trace(self, context: Context) -> Any:
-        return EpochSamples.none(context.start) if self.observes else ()
+        if self.inference == "samples":
+            return EpochSamples.none(context.start)
+        return zeros(context.start) if self.observes else ()
 
     def observe(self, trace: Any, step: Step) -> Any:
-        return trace.seen(step, self.burn_in)
+        if step.squares is None:
+            return trace.seen(step, self.burn_in)
+        return zip_map(lambda t, s: t + s * step.fraction, trace, step.squares)
 
     def report(self, local: Local, context: Context) -> Report:
         own: Own = context.own
@@ -218,8 +225,7 @@ class EP(Method):
             tilted = zip_map(lambda c, h: c + samples * h, cavity, local.rule_state.curvature)
             return Report(local.params, tilted)
         if self.inference == "laplace":
-            weights = Weights(local.params, local.buffers)
-            fisher = diagonal_fisher(local.task, weights, local.data, "per_sample", None)
+            fisher = self._fisher(local)
             level = self.floor * flatten(fisher).mean() if self.floor else 0.0
             return Report(local.params, zip_map(lambda c, f: c + samples * (f + level), cavity, fisher))
         identity = zip_map(lambda c: c + samples * self.scale, cavity)
@@ -233,13 +239,14 @@ class EP(Method):
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         rate, before = self._rate(cohort), Diagonal(state.params, state.precision)
         tilted = {n: Diagonal(*report) for n, report in sorted(zip(cohort.members, reports, strict=True))}
+        factors: ClientMemory[Factor] | tuple[()] = ()
         if isinstance(state.factors, ClientMemory):
             old, origin, floor = state.factors, state.origin, self.prior
-            factors = old.replaced({n: old[n].moved(change(q, before, origin), rate) for n, q in tilted.items()})
-            moment, found = factors.total()
+            new = old.replaced({n: old[n].moved(change(q, before, origin), rate) for n, q in tilted.items()})
+            factors, (moment, found) = new, new.total()
             precision = zip_map(lambda v: v.double() + self.prior, found)
         else:  # around mu_S itself, where the server's own moment is zero
-            factors, origin, floor = state.factors, state.params, 0.0
+            origin, floor = state.params, 0.0
             changes = [change(q, before, origin) for q in tilted.values()]
             moment = weighted_sum((c.moment for c in changes), [rate] * len(changes))
             found = weighted_sum((c.precision for c in changes), [rate] * len(changes))
@@ -287,15 +294,26 @@ class EP(Method):
 
     @property
     def observes(self) -> bool:
-        return self.inference == "samples"
+        return self.inference == "samples" or self.needs_squares
+
+    @property
+    def needs_squares(self) -> bool:
+        return self.inference == "laplace" and self.curvature == "path"
 
     @property
     def extra_passes(self) -> int:
-        return 1 if self.inference == "laplace" else 0
+        return 1 if self.inference == "laplace" and self.curvature == "end" else 0
 
     def _rate(self, cohort: Cohort) -> float:
         """Rho."""
         return 1 / len(cohort.members) if self.damping is None else self.damping
+
+    def _fisher(self, local: Local) -> Params:
+        """Mean of the squared gradients of the client's samples."""
+        if self.curvature == "path":
+            return zip_map(lambda t: t / local.num_epochs, local.trace)
+        weights = Weights(local.params, local.buffers)
+        return diagonal_fisher(local.task, weights, local.data, "per_sample", None)
 
     def _cavity(self, context: Context) -> Diagonal:
         """N(c_n, C_n^-1)."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.method import Method
+from fl_lightning.method import Method, task_of
 from fl_lightning.probes.reference import Reference
 from fl_lightning.record import Measurement, RoundRecord
 from fl_lightning.system import activity
@@ -49,7 +49,7 @@ def measure(
     method: Method, task: Task, dataset: Dataset, record: RoundRecord, reference: Reference | None = None
 ) -> Measurement:
     """All numbers of a round; AE and LF against a reference posterior, if there is one."""
-    start = time.perf_counter()
+    start, task = time.perf_counter(), task_of(method, task)
     server = Weights(record.after.state.params, record.after.buffers)
     known = [result.score for result in record.clients if result.score is not None]
     unknown = [Weights(r.local.params, r.local.buffers) for r in record.clients if len(known) < len(record.clients)]

@@ -25,7 +25,7 @@ from fl_lightning.gaussian import ridge
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.full import Full
-from fl_lightning.method import Method
+from fl_lightning.method import Method, task_of
 from fl_lightning.params import Params, flatten
 from fl_lightning.probes.accuracy import score
 from fl_lightning.probes.settings import Probe
@@ -64,6 +64,7 @@ def check(settings: Probe, federation: Federation, sizes: Sequence[int]) -> None
 
 def measure(method: Method, task: Task, dataset: Dataset, record: RoundRecord) -> Arrays:
     """The arrays of one round with two clients."""
+    task = task_of(method, task)
     first, second = (result.local.params for result in record.clients)
     posteriors = method.posteriors(record.cohort, record.reports)
 

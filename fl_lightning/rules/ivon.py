@@ -63,7 +63,7 @@ class Ivon(Rule):
         return True
 
     def init(self, params: Params) -> State:
-        return State(zeros(params), self.start)
+        return State(zeros(params), {name: self.start[name] for name in params})
 
     def point(self, params: Params, state: State, noise: Params) -> Params:
         def sampled(m: Tensor, h: Tensor, d: Tensor, e: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ theta    <- theta - lr velocity
 
 from dataclasses import dataclass
 
+import torch
+
 from fl_lightning.params import Params, zeros, zip_map
 from fl_lightning.rules.rule import Rule, Slopes, clipped
 from fl_lightning.training import Training
@@ -28,6 +30,18 @@ class Sgd(Rule):
 def is_plain(training: Training) -> bool:
     """Whether an update is theta - lr * gradient and nothing else."""
     return training.momentum == 0 and training.weight_decay == 0 and training.clip_norm is None
+
+
+def moving(params: Params, frozen: frozenset[str]) -> Params:
+    """Those that are not frozen."""
+    return {name: value for name, value in params.items() if name not in frozen} if frozen else params
+
+
+def with_zeros(grad: Params, params: Params) -> Params:
+    """The gradient of all parameters: zero for those that are frozen, of which none was taken."""
+    if len(grad) == len(params):
+        return grad
+    return {name: grad[name] if name in grad else torch.zeros_like(value) for name, value in params.items()}
 
 
 def sgd(params: Params, grad: Params, velocity: Params, training: Training) -> tuple[Params, Params]:

@@ -14,6 +14,7 @@ from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.full import Full
+from fl_lightning.method import Method, task_of
 from fl_lightning.params import Params
 from fl_lightning.probes.reference import Pooled, Posterior, Reference
 from fl_lightning.probes.settings import Probe
@@ -41,6 +42,20 @@ def load_reference(settings: Probe, task: Task, dataset: Dataset, clients: Seque
     gauss_newton.require_cross_entropy(task)
     pooled = torch.cat(list(clients)).sort().values.to(task.device)
     return Pooled(task, weights, ClientData(SERVER, dataset.to(task.device), pooled, task.dtype))
+
+
+def start_from(folder: str, method: Method, task: Task) -> None:
+    """Make the final model of a saved run the initial weights: of the task, or of the method's own network.
+
+    Args:
+        folder: Of the run.
+        method: Of the run that starts from it.
+        task: The model that its settings name.
+    """
+    is_plain = _shapes(checkpoint.read_parts(Path(folder)).params) == _shapes(task.initial.params)
+    target = task if is_plain else task_of(method, task)
+    target.load(saved_weights("federation.start", folder, target)[0])
+    target.initial = target.weights()
 
 
 def saved_weights(setting: str, folder: str, task: Task) -> tuple[Weights, dict[str, Params]]:
@@ -71,17 +86,18 @@ def _kept(folder: str, mean: Params, precision: Params) -> Gaussian:
 
 
 def _check_shapes(setting: str, folder: str, found: Params, expected: Params) -> None:
-    def shapes(params: Params) -> dict[str, list[int]]:
-        return {name: list(value.shape) for name, value in params.items()}
-
     def in_words(params: Params) -> str:
-        return ", ".join(f"{name} {shape}" for name, shape in shapes(params).items()) or "nothing"
+        return ", ".join(f"{name} {shape}" for name, shape in _shapes(params).items()) or "nothing"
 
     require(
-        shapes(found) == shapes(expected),
+        _shapes(found) == _shapes(expected),
         f"{setting} {folder} is a run of another model or of data of another shape: expected "
         f"{in_words(expected)}, got {in_words(found)}; give a run with the same --model and --data",
     )
+
+
+def _shapes(params: Params) -> dict[str, list[int]]:
+    return {name: list(value.shape) for name, value in params.items()}
 
 
 def _like(values: Params, like: Params) -> Params:
