@@ -110,8 +110,8 @@ class EP(Method):
         temperature: Of the likelihood: curvatures are divided by it (T).
         prior_step: How a step follows the pull of the others: implicit is stable however strong it is, explicit is
             plain SGD.
-        curvature: Laplace's Fisher at the end of training, or the mean along its path: a client that fits its few classes
-            has hardly any curvature at the end.
+        curvature: Laplace's Fisher at the end of training, or the mean along its path: a client that fits its few
+            classes has hardly any curvature at the end.
         floor: Added to laplace's curvature, relative to its mean over all parameters; 0 is the plain Fisher.
         scale: Curvature per sample of identity, and what samples are shrunk towards.
         burn_in: Epochs before the first of the samples.
