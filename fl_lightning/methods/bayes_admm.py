@@ -7,9 +7,10 @@
     server     lambda_S <- (1 - a) mean_n lambda_n + a (lambda_0 + sum_n eta_n)              a = 1 / (1 + rho N)
 
 x_0 are the model's initial weights. A dual is a Gaussian factor, as in expectation propagation; at the fixed point it
-is the client's likelihood. If likelihoods are Gaussian, the first round with rho = 1 / N and damping 1 is exact. But where
-N times a client's curvature exceeds that of all, lambda_S - eta_n / rho is then no density, and is clipped at the prior
-(`prior_clips` counts it): the larger rho, the rarer that is, and the slower duals grow. With rho = 1 it is EP's cavity.
+is the client's likelihood. If likelihoods are Gaussian, the first round with rho = 1 / N and damping 1 is exact. But
+where N times a client's curvature exceeds that of all, lambda_S - eta_n / rho is then no density, and is clipped at the
+prior (`prior_clips` counts it): the larger rho, the rarer that is, and the slower duals grow. With rho = 1 it is EP's
+cavity.
 
 Moellenhoff, Swaroop, Doshi-Velez, Khan: Federated ADMM from Bayesian Duality, ICLR 2026.
 
@@ -94,13 +95,13 @@ class BayesADMM(Method):
         curvature_decay: IVON's decay of the curvature's moving average (b2).
     """
 
-    rho: float | None = None
+    rho: float | None = 0.3
     damping: float = 1.0
     prior: float = 1.0
     temperature: float = 1.0
     curvature_start: float = 0.1
     gradient_decay: float = 0.9
-    curvature_decay: float = 0.999
+    curvature_decay: float = 0.99
 
     def __post_init__(self) -> None:
         infinity = float("inf")

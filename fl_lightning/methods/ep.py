@@ -11,8 +11,8 @@ x_0 are the model's initial weights. Precisions are those of posteriors, sums ov
 H_n is found is `inference`, what is remembered is `memory`:
 
     ep    every client its own factor, as above
-    sep   nobody any: the cavity is q_S^(1 - pi_n), the server adds all changes up       (stochastic EP)
-    adf   nobody any: the cavity is q_S itself, so that data are counted once per round  (assumed density filtering)
+    sep   nobody any: every t_n stands for the same share pi_n of the whole, q_S over the prior      (stochastic EP)
+    adf   nobody any: the cavity is q_S itself, so that data are counted once per round    (assumed density filtering)
 
 Minka: Expectation Propagation for Approximate Bayesian Inference, UAI 2001. Guo, Greengard, Wang, Gelman, Kim, Xing:
 Federated Learning as Variational Inference: A Scalable Expectation Propagation Approach, ICLR 2023 (FedEP, FedSEP).
@@ -24,6 +24,8 @@ Where published codes differ, or are wrong:
   and every cavity is wrong; here the server is computed from the factors in every round. Its start after 400 rounds of
   FedAvg is left out, and its division by zero for two of its three tasks;
 - FedLap-Cov's code takes every client's curvature on CIFAR from the data of all clients;
+- stochastic EP without memory is written with the cavity q_S^(1 - pi_n), in which the prior fades from round to round;
+  here the prior is taken out before q_S is shared;
 - the prior's mean is x_0 and not 0, so that round 1 starts at the initial weights;
 - the pull towards c_n is m/m_n times stronger for a small client, and SGD's step on it overshoots: `prior_step`
   implicit solves for the step's end instead, which is stable however small the client is.
@@ -62,7 +64,7 @@ class State(NamedTuple):
     Attributes:
         params: mu_S.
         precision: S_S.
-        origin: x_0; empty without factors.
+        origin: x_0.
         factors: v_n and V_n of every client that was seen; empty without factors.
     """
 
@@ -77,13 +79,11 @@ class Own(NamedTuple):
 
     Attributes:
         samples: m_n.
-        share: Of q_S that its factor is, where it remembers none: pi_n (sep) or 0 (adf).
-        slope: V_n (mu_S - x_0) - v_n, from its memory and what it is sent; empty without factors.
-        precision: V_n; empty without factors.
+        slope: V_n (mu_S - x_0) - v_n, from its memory, or its share of the whole, and what it is sent.
+        precision: V_n.
     """
 
     samples: Tensor
-    share: Tensor
     slope: Params
     precision: Params
 
@@ -177,22 +177,18 @@ class EP(Method):
 
     def init(self, params: Params, num_clients: int) -> State:
         precision = zip_map(lambda p: torch.full_like(p, self.prior), params)
-        if self.memory != "ep":
-            return State(params, precision, {}, ())
-        return State(params, precision, params, ClientMemory.blank(Factor.flat(params)))
+        factors = ClientMemory.blank(Factor.flat(params)) if self.memory == "ep" else ()
+        return State(params, precision, params, factors)
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
-        like = next(iter(state.params.values()))
-        samples = like.new_tensor([float(cohort.server.sizes[n]) for n in cohort.members])
-        shares = like.new_tensor([share if self.memory == "sep" else 0.0 for share in cohort.shares])
-        slope: Params = {}
-        precision: Params = {}
-        if isinstance(state.factors, ClientMemory):
-            factors = [state.factors[n] for n in cohort.members]
-            slopes = [factor.slope(state.params, state.origin) for factor in factors]
-            slope = {name: torch.stack([one[name] for one in slopes]) for name in state.params}
-            precision = {name: torch.stack([one.precision[name] for one in factors]) for name in state.params}
-        return Context(state.params, state.precision, Own(samples, shares, slope, precision))
+        factors = [self._factor(state, n, share) for n, share in zip(cohort.members, cohort.shares, strict=True)]
+        slopes = [factor.slope(state.params, state.origin) for factor in factors]
+        own = Own(
+            next(iter(state.params.values())).new_tensor([float(cohort.server.sizes[n]) for n in cohort.members]),
+            {name: torch.stack([one[name] for one in slopes]) for name in state.params},
+            {name: torch.stack([one.precision[name] for one in factors]) for name in state.params},
+        )
+        return Context(state.params, state.precision, own)
 
     def penalty(self, context: Context) -> Quadratic:
         cavity, own = self._cavity(context), context.own
@@ -204,8 +200,7 @@ class EP(Method):
         own: Own = context.own
         samples = own.samples / self.temperature
         prior = zip_map(lambda a: a / samples, self._cavity(context).precision)
-        known = zip_map(lambda a: a / samples, self._factor_precision(context))
-        start = zip_map(lambda a: a.clamp(min=self.curvature_start), known)
+        start = zip_map(lambda a: (a / samples).clamp(min=self.curvature_start), own.precision)
         return Ivon(training, samples, prior, start, self.curvature_start, self.gradient_decay, self.curvature_decay)
 
     def trace(self, context: Context) -> Any:
@@ -241,17 +236,17 @@ class EP(Method):
         tilted = {n: Diagonal(*report) for n, report in sorted(zip(cohort.members, reports, strict=True))}
         factors: ClientMemory[Factor] | tuple[()] = ()
         if isinstance(state.factors, ClientMemory):
-            old, origin, floor = state.factors, state.origin, self.prior
+            old, origin = state.factors, state.origin
             new = old.replaced({n: old[n].moved(change(q, before, origin), rate) for n, q in tilted.items()})
             factors, (moment, found) = new, new.total()
             precision = zip_map(lambda v: v.double() + self.prior, found)
         else:  # around mu_S itself, where the server's own moment is zero
-            origin, floor = state.params, 0.0
+            origin = state.params
             changes = [change(q, before, origin) for q in tilted.values()]
             moment = weighted_sum((c.moment for c in changes), [rate] * len(changes))
             found = weighted_sum((c.precision for c in changes), [rate] * len(changes))
             precision = zip_map(lambda s, v: s.double() + v, state.precision, found)
-        precision = zip_map(lambda s: s.clamp(min=floor), precision)
+        precision = zip_map(lambda s: s.clamp(min=self.prior), precision)
         params = zip_map(lambda x, v, s: x.double() + torch.where(s > 0, v / s, 0.0), origin, moment, precision)
         return State(cast_like(params, state.params), cast_like(precision, state.params), state.origin, factors)
 
@@ -264,10 +259,9 @@ class EP(Method):
         context = self.broadcast(before, cohort)
         clipped, stability = [], []
         for position, n in enumerate(cohort.members):
-            own = context.of_member(position)
-            taken = self._factor_precision(own)
-            clipped.append(float(clips(before.precision, taken, self.prior if self.memory == "ep" else 0.0)))
-            largest = max(float(a.max()) for a in self._cavity(own).precision.values())
+            member = context.of_member(position)
+            clipped.append(float(clips(before.precision, member.own.precision, self.prior)))
+            largest = max(float(a.max()) for a in self._cavity(member).precision.values())
             stability.append(cohort.training.lr * largest * self.temperature / cohort.server.sizes[n])
         server = flatten(after.precision).double()
         numbers: dict[str, float | list[float]] = {
@@ -315,14 +309,19 @@ class EP(Method):
         weights = Weights(local.params, local.buffers)
         return diagonal_fisher(local.task, weights, local.data, "per_sample", None)
 
+    def _factor(self, state: State, client: int, share: float) -> Factor:
+        """t_n, or what stands for it where nobody remembers any."""
+        if isinstance(state.factors, ClientMemory):
+            return state.factors[client]
+        if self.memory == "adf":
+            return Factor.flat(state.params)
+        moment = zip_map(
+            lambda s, m, x: s.double() * (m.double() - x.double()), state.precision, state.params, state.origin
+        )
+        precision = zip_map(lambda s: s - self.prior, state.precision)
+        return Factor(zip_map(lambda v: v * share, moment), zip_map(lambda v: v * share, precision))
+
     def _cavity(self, context: Context) -> Diagonal:
         """N(c_n, C_n^-1)."""
         own: Own = context.own
-        if self.memory == "ep":
-            return quotient(Diagonal(context.start, context.shared), own.slope, own.precision, self.prior)
-        return Diagonal(context.start, zip_map(lambda s: s * (1 - own.share), context.shared))
-
-    def _factor_precision(self, context: Context) -> Params:
-        """V_n, or what stands for it."""
-        own: Own = context.own
-        return own.precision if self.memory == "ep" else zip_map(lambda s: s * own.share, context.shared)
+        return quotient(Diagonal(context.start, context.shared), own.slope, own.precision, self.prior)

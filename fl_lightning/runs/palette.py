@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 # How methods are written in papers.
 DISPLAY = {
+    "bayes_admm": "BayesADMM",
     "centralised": "centralised",
     "data_sharing": "data sharing",
+    "ep": "EP",
     "fedavg": "FedAvg",
     "fedbe": "FedBE",
     "fedcurv": "FedCurv",

@@ -35,7 +35,7 @@ def distance(state, target):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
 def test_1_exact_after_one_round(temperature):
-    method, clients = BayesADMM(prior=0.3, temperature=temperature), quadratics()
+    method, clients = BayesADMM(rho=None, prior=0.3, temperature=temperature), quadratics()
     state = exact_round(method, method.init(ORIGIN, 4), range(4), clients)
     assert distance(state, exact_posterior(method, clients)) < 1e-13
 
@@ -54,7 +54,7 @@ def test_1_any_rho_converges(rho):
 
 
 def test_1_the_exact_posterior_stays():
-    method, clients = BayesADMM(prior=0.3), quadratics()
+    method, clients = BayesADMM(rho=None, prior=0.3), quadratics()
     state = exact_round(method, method.init(ORIGIN, 4), range(4), clients)
     target = exact_posterior(method, clients)
     for members in (range(4), (1,), (0, 3)):
@@ -129,7 +129,7 @@ def run_by_hand(case, records, method):
 def test_matches_brute_force_on_every_engine(engine, changes):
     """C3 (7) with it: the same noise for the same (seed, round, client, step)."""
     case = ragged().changed(**changes)
-    for method in (BayesADMM(rho=0.7, damping=0.5, temperature=0.5, curvature_start=0.2), BayesADMM()):
+    for method in (BayesADMM(rho=0.7, damping=0.5, temperature=0.5, curvature_start=0.2), BayesADMM(rho=None)):
         records = case.run(method, engine)
         for record, (mean, precision) in zip(records, run_by_hand(case, records, method), strict=True):
             assert largest_difference(record.after.state.params, mean) < 1e-11

@@ -231,13 +231,22 @@ def test_6_a_strong_prior_holds_the_model():
     assert largest_difference(mine, references.initial(case)) < 1e-9
 
 
-def test_7_sep_with_one_client_pulls_at_nothing():
-    case, method = ragged(sizes=(0, 20, 0)), EP(memory="sep", prior=3.0)
+def test_7_sep_with_one_client_and_no_prior_pulls_at_nothing():
+    case, method = ragged(sizes=(0, 20, 0)), EP(memory="sep", prior=0.0)
     for record in case.run(method):
         pull = method.penalty(method.broadcast(record.before.state, record.cohort).of_member(0))
         assert not flatten(pull.stiffness).any()
         assert equal_bits(pull.centre, record.before.state.params)
     assert largest_difference(final(case.run(method)), final(case.run(FedAvg()))) < 1e-12
+
+
+def test_7_sep_with_one_client_is_ep():
+    """Its factor is the whole but for the prior: nothing is lost by not remembering it."""
+    case = ragged(sizes=(0, 20, 0))
+    one, other = (case.run(EP(memory=memory, prior=3.0)) for memory in ("sep", "ep"))
+    for mine, theirs in zip(one, other, strict=True):
+        assert largest_difference(mine.after.state.params, theirs.after.state.params) < 1e-11
+        assert largest_difference(mine.after.state.precision, theirs.after.state.precision) < 1e-11
 
 
 def test_7_adf_counts_the_data_once_per_round():
@@ -253,14 +262,14 @@ def test_7_adf_counts_the_data_once_per_round():
 
 
 def test_sep_has_the_posterior_of_equal_clients_as_a_fixed_point():
-    """Stochastic EP is exact where all factors are alike: q_S = prod t_n without prior stays."""
+    """Stochastic EP is exact where all factors are alike, and the prior stays what it is."""
     sizes = (6, 6, 6)
-    clients, method = [quadratics(sizes)[0]] * 3, EP(memory="sep", prior=0.0)
-    state = method.init(ORIGIN, 3)
-    a, b = clients[0]
-    state = state._replace(params={"w": b}, precision={"w": 18 * a})
-    after = exact_round(method, state, range(3), clients, sizes)
-    assert distance(after, (b, 18 * a)) < 1e-13
+    clients, method = [quadratics(sizes)[0]] * 3, EP(memory="sep", prior=0.4)
+    target = exact_posterior(method, clients, sizes)
+    state = method.init(ORIGIN, 3)._replace(params={"w": target[0]}, precision={"w": target[1]})
+    for _ in range(3):
+        state = exact_round(method, state, range(3), clients, sizes)
+        assert distance(state, target) < 1e-13
 
 
 @pytest.mark.parametrize("memory", ["ep", "sep", "adf"])
