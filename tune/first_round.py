@@ -204,7 +204,7 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
         method.penalty(own) is None and not method.frozen(own) and isinstance(method.rule(cohort.training, own), Sgd)
         for own in members
     )
-    own_data = all(torch.equal(d.indices.cpu(), c) for d, c in zip(setup.data, problem.clients, strict=True))
+    own_data = all(torch.equal(setup.data[n].indices.cpu(), problem.clients[n]) for n in cohort.members)
     apart = config.engine.trains_apart(task, plans_of(cohort, setup.data))
     if plain and own_data and apart and _equal(context.start, task.initial.params):
         return Candidate(config, setup, before, cohort, context)

@@ -95,10 +95,10 @@ class BayesADMM(Method):
         curvature_decay: IVON's decay of the curvature's moving average (b2).
     """
 
-    rho: float | None = 0.3
+    rho: float | None = 1.0
     damping: float = 1.0
     prior: float = 1.0
-    temperature: float = 1.0
+    temperature: float = 0.1
     curvature_start: float = 0.1
     gradient_decay: float = 0.9
     curvature_decay: float = 0.99

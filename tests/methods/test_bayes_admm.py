@@ -42,7 +42,7 @@ def test_1_exact_after_one_round(temperature):
 
 @pytest.mark.parametrize("rho", [0.05, 0.25, 1.0])
 def test_1_any_rho_converges(rho):
-    method, clients = BayesADMM(prior=0.3, rho=rho), quadratics()
+    method, clients = BayesADMM(prior=0.3, rho=rho, temperature=1.0), quadratics()
     state, target = method.init(ORIGIN, 4), exact_posterior(method, clients)
     start = distance(state, target)
     for _ in range(400):
