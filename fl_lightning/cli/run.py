@@ -129,7 +129,10 @@ def help_text(flags: Sequence[str]) -> str:
 def _heading(section: str, names: Mapping[str, str]) -> str:
     if section not in PARTS:
         return section
-    return f"{section} {names[section]}: {discovery.summary(discovery.find(PARTS[section][0], names[section]))}"
+    kind, name = PARTS[section][0], names[section]
+    heading = f"{section} {name}: {discovery.summary(discovery.find(kind, name))}"
+    ingredients = discovery.made_of(kind, name)
+    return f"{heading} Made of {ingredients}." if ingredients else heading
 
 
 def _entry(flag: str, text: str) -> list[str]:

@@ -92,9 +92,7 @@ def write(folder: Path, memories: Sequence[ClientMemory[Any]]) -> list[Extent]:
     return files.extents
 
 
-def read(
-    folder: Path, extents: Sequence[Extent], templates: Sequence[ClientMemory[Any]]
-) -> list[ClientMemory[Any]]:
+def read(folder: Path, extents: Sequence[Extent], templates: Sequence[ClientMemory[Any]]) -> list[ClientMemory[Any]]:
     """The memories that a checkpoint has named; every byte is read once, the rows stay in their files.
 
     Args:
