@@ -9,6 +9,11 @@ from fl_lightning.errors import UserError
 from fl_lightning.method import Cohort, Server
 from fl_lightning.methods.ep import EP, Report
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedep import FedEP
+from fl_lightning.methods.fedlap_cov import FedLapCov
+from fl_lightning.methods.fedsep import FedSEP
+from fl_lightning.methods.pvi import PVI
+from fl_lightning.methods.virtual import Virtual
 from fl_lightning.params import flatten
 from fl_lightning.system import memory
 from fl_lightning.training import Training
@@ -475,3 +480,36 @@ def test_settings_from_the_command_line():
     assert method == EP(inference="vi", memory="sep", damping=0.1)
     with pytest.raises(UserError, match="one of ep, sep, adf, got pep"):
         configure({"method": "ep", "method.memory": "pep"})
+
+
+NAMED = {
+    FedEP(): EP(inference="identity"),
+    FedSEP(): EP(memory="sep"),
+    FedLapCov(): EP(curvature="end"),
+    PVI(): EP(inference="vi", temperature=0.1),
+    Virtual(): EP(inference="vi", temperature=0.1, prior=1.0),
+}
+
+
+@pytest.mark.parametrize(("named", "made_of"), NAMED.items(), ids=[type(method).__name__ for method in NAMED])
+def test_a_named_setting_is_what_it_is_made_of(named, made_of):
+    case = ragged().changed(fraction=0.5)
+    assert equal_bits(final(case.run(named)), final(case.run(made_of)))
+
+
+def test_virtual_3_a_client_that_does_not_move_leaves_the_posterior():
+    """A1 (3): a report of q_S itself changes nothing, bit for bit."""
+    method = Virtual()
+    state = ragged().run(method, rounds=1)[0].after.state
+    cohort = cohort_of((0, 1), (20, 7, 0, 33, 1))
+    after = method.aggregate(state, cohort, [Report(state.params, state.precision)] * 2)
+    assert equal_bits(after.params, state.params)
+    assert equal_bits(after.precision, state.precision)
+
+
+def test_virtual_7_without_noise_every_client_trains_as_in_fedavg():
+    """A1 (7): standard deviation -> 0, no KL, fixed curvature: IVON is SGD."""
+    case = ragged().changed(rounds=1)
+    method = Virtual(temperature=1e-16, prior=1e-9, gradient_decay=0.0, curvature_decay=1.0)
+    for mine, theirs in zip(case.run(method)[0].clients, case.run(FedAvg())[0].clients, strict=True):
+        assert largest_difference(mine.local.params, theirs.local.params) < 1e-6
