@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import json
 import os
+import socket
 import sys
 import warnings
 from functools import cache
@@ -131,6 +132,26 @@ def plugin_hash(cls: type[Any]) -> str | None:
     if not module.__name__.startswith(f"{PLUGIN_PACKAGE}.") or module.__file__ is None:
         return None
     return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:12]
+
+
+def ensure_imported(module: str) -> None:
+    """Import a module if it is a plug-in's: Python alone does not find those, such as when another process names one.
+
+    Raises:
+        UserError: If this process does not see the file.
+    """
+    package, _, name = module.rpartition(".")
+    if package != PLUGIN_PACKAGE or module in sys.modules:
+        return
+    for path in _plugin_files():
+        if path.stem == name:
+            _import_file(path)
+            return
+    folder = os.environ.get(PLUGINS)
+    where = f"in {folder}" if folder else f"because {PLUGINS} is not set there"
+    raise UserError(
+        f"the plug-in {name}.py is not visible to {socket.gethostname()} {where}; keep it where all nodes see it"
+    )
 
 
 def summary(cls: type[Any]) -> str:
@@ -264,6 +285,7 @@ def _import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(PLUGIN_PACKAGE, ModuleType(PLUGIN_PACKAGE))  # pickle looks for the folder, too
     sys.modules[name] = module  # dataclasses look their module up while it is executed
     try:
         spec.loader.exec_module(module)

@@ -29,64 +29,64 @@ C the Hessian of softmax regression, or the Gauss-Newton matrix of another netwo
 
     (sum_n p_n Lambda_n + gamma I) mu_S = sum_n p_n (Lambda_n + gamma I) mu_n
 
+With `inputs` and `kron`, a layer's weight and bias M = [W, b] have the precision I (x) A_n or G_n (x) A_n, with A_n the
+second moments of the layer's inputs (a, 1) and G_n those of the slopes at its outputs; the server solves
+
+    sum_n p_n (G_n + gamma_G I) M_S (A_n + gamma_A I) = sum_n p_n (G_n + gamma_G I) M_n (A_n + gamma_A I)
+
+with G_n = I and gamma_G = 0 for `inputs`, and keeps the product of the mean factors. The factors are recursed over the
+rounds one by one.
+
 With e_full, F_n is the vector of that matrix's eigenvalues, used as if it were a diagonal.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
-from fl_lightning.batching import couples_samples
-from fl_lightning.curvature import form as curvature_form
 from fl_lightning.curvature.e_full import EigenOrder
-from fl_lightning.curvature.fisher import FisherKind, diagonal_fisher
-from fl_lightning.curvature.form import MATRIX, Form
+from fl_lightning.curvature.fisher import FisherKind
+from fl_lightning.curvature.form import FirstLayer, Form, Measuring, Rest
+from fl_lightning.curvature.forms import FORMS, FormName
 from fl_lightning.errors import require
-from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.full import Full, largest_eigenvalue
-from fl_lightning.gaussian.prior import PriorLoss
-from fl_lightning.gaussian.product import product
-from fl_lightning.gaussian.similarity import cosines
+from fl_lightning.gaussian.merging import Merging, Projection, Solver
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
-from fl_lightning.params import Params, average, cast_like, count, flatten, weighted_sum, zeros, zip_map
-from fl_lightning.penalty import Detached, Penalty, Quadratic, overshoot_advice
-from fl_lightning.task import Weights
+from fl_lightning.params import Params, average, flatten
+from fl_lightning.penalty import Detached, Penalty, overshoot_advice
+from fl_lightning.task import Task
 from fl_lightning.training import Training
 
 
 class State(NamedTuple):
-    """The global posterior N(mu_S, Lambda_S^-1).
+    """The global posterior.
 
     Attributes:
-        params: mu_S.
-        precision: Lambda_S: named like the parameters, or one matrix.
-        raises: How often the damping of a full product had to be multiplied by 10; nothing for the diagonal forms.
+        posterior: N(mu_S, Lambda_S^-1).
     """
 
-    params: Params
-    precision: Params
-    raises: torch.Tensor | tuple[()] = ()
+    posterior: Gaussian
+
+    @property
+    def params(self) -> Params:
+        """The global model mu_S."""
+        return self.posterior.mean
 
 
 class Shared(NamedTuple):
-    """What is sent beside the model: Lambda_S and the round."""
+    """What is sent beside the model: Lambda_S, without the mean, and the round."""
 
-    precision: Params
+    prior: Gaussian
     round: int
-
-
-# The models after every step, flat: full curvature is taken after training, at the models along its path.
-Path = tuple[torch.Tensor, ...]
 
 
 class Report(NamedTuple):
     """The local posterior N(mu_n, Lambda_n^-1)."""
 
-    params: Params
-    precision: Params
+    posterior: Gaussian
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,28 @@ class Fola(Method):
             the prior loss).
         strength: Weight of the prior loss (lambda); 0 switches it off. Its scale depends on `normalisation`, `fisher`
             and `curvature_form`: full curvature is larger than squared minibatch gradients, about by the batch size.
-        curvature: Fisher accumulated along the local path (online), or taken once at its end (offline; then without
-            memory of earlier rounds).
-        fisher: Squared gradients of minibatches, or of single samples; for the diagonal form.
-        curvature_form: Precision as a diagonal (Fisher), as a full matrix (Hessian or Gauss-Newton), or e_full, the
+        curvature: Curvature accumulated along the local path and over the rounds (online), or taken once at its end
+            (offline; then without memory of earlier rounds). The forms by layers take it at the end in both cases.
+        fisher: Squared gradients of minibatches, or of single samples; where a diagonal is measured.
+        curvature_form: Precision as a diagonal (Fisher); by layers: of their inputs (inputs), of inputs and slopes
+            (kron), or of the last layer alone (last_layer); as a full matrix (Hessian or Gauss-Newton); or e_full, the
             eigenvalues of the full one used as a diagonal. A full matrix takes memory with the square of the model.
         eigen_order: Which eigenvalue e_full gives to which parameter: in ascending order, as eigensolvers return them,
             or rank_matched, the largest to the parameter with the largest curvature.
-        damping: Added to every precision where posteriors are multiplied (gamma).
-        damping_mode: Damping relative to the mean precision, or absolute.
+        slopes: What the slopes of kron are taken of: all classes weighted by their probabilities (exact), one label
+            drawn from the predictions, or the sample's own label (empirical); auto is exact up to ten classes, else
+            sampled.
+        first_layer: Whether inputs and kron treat the first layer like the others, or average it, so that no second
+            moments of the raw inputs are sent.
+        rest: What last_layer does with all other layers: average them, or give them a diagonal precision.
+        solver: How kron solves for the mean: conjugate gradients, or factored, each factor for itself, as FedLPA does.
+        projection: What kron keeps of a sum of Kronecker products: the product of the mean factors, or the nearest one.
+        prior: Prior loss of the forms by layers with the diagonal of their precision, or exact, which costs more than
+            the training step itself.
+        damping: Added to every precision where posteriors are multiplied (gamma). For kron to the factor of the inputs.
+        damping_slopes: Added to kron's factor of the slopes in the same units; null adds damping to the whole product
+            of the factors instead.
+        damping_mode: Damping relative to the mean precision (by layers: of the layer), or absolute.
         damping_place: Damping in numerator and denominator of the product, or, as in the published code, in the
             denominator only.
         damping_in_prior: Whether the prior loss uses Lambda_S + gamma instead of Lambda_S.
@@ -120,9 +133,16 @@ class Fola(Method):
     strength: float = 100.0
     curvature: Literal["online", "offline"] = "online"
     fisher: FisherKind = "minibatch"
-    curvature_form: Form = "diagonal"
+    curvature_form: FormName = "diagonal"
     eigen_order: EigenOrder = "ascending"
+    slopes: Literal["auto", "exact", "sampled", "empirical"] = "auto"
+    first_layer: FirstLayer = "same"
+    rest: Rest = "average"
+    solver: Solver = "cg"
+    projection: Projection = "factors"
+    prior: Literal["diagonal", "exact"] = "diagonal"
     damping: float = 1e-2
+    damping_slopes: float | None = 1.0
     damping_mode: Literal["relative", "absolute"] = "relative"
     damping_place: Literal["both", "denominator"] = "both"
     damping_in_prior: bool = False
@@ -133,126 +153,84 @@ class Fola(Method):
     def __post_init__(self) -> None:
         require(0 <= self.strength < float("inf"), f"method.strength must be finite and >= 0, got {self.strength}")
         require(0 <= self.damping < float("inf"), f"method.damping must be finite and >= 0, got {self.damping}")
+        require(
+            self.damping_slopes is None or 0 <= self.damping_slopes < float("inf"),
+            f"method.damping_slopes must be finite and >= 0, or null, got {self.damping_slopes}",
+        )
 
     def check(self, training: Training, server: Server) -> None:
-        form = self.curvature_form
+        for field in sorted(
+            frozenset().union(*(form.uses for form in FORMS.values())) - FORMS[self.curvature_form].uses
+        ):
+            value = getattr(self, field)
+            owners = " or ".join(name for name, form in FORMS.items() if field in form.uses)
+            require(
+                value == type(self).__dataclass_fields__[field].default,
+                f"method.{field} {value} is for --method.curvature_form {owners}, got {self.curvature_form}; "
+                "leave one out",
+            )
+        self._form.check(self.curvature_form, training, server)
+        overshoot = training.lr * self.strength * self._form.certain_precision(server)
         require(
-            self.eigen_order == "ascending" or form == "e_full",
-            f"method.eigen_order {self.eigen_order} is for --method.curvature_form e_full, got {form}; leave one out",
+            overshoot < 2 or self.detached_prior,
+            f"method.strength {self.strength:g} at training.lr {training.lr:g} is sure to diverge with "
+            f"--method.curvature_form {self.curvature_form}, whose precision is 1 for a bias; use --method.strength 0, "
+            "or one that is far below 2 / training.lr",
         )
-        require(
-            self.fisher == "minibatch" or form == "diagonal",
-            f"method.fisher {self.fisher} estimates a diagonal, and --method.curvature_form {form} uses none; "
-            "leave one out",
-        )
-        require(
-            self.fisher == "minibatch" or not couples_samples(server.task, server.holdout),
-            "method.fisher per_sample needs a model whose samples do not depend on each other, as they do with "
-            "BatchNorm; use --method.fisher minibatch or another model",
-        )
-        require(
-            self.damping_place == "both" or form != "full",
-            "method.damping_place denominator works element by element; use --method.curvature_form diagonal or e_full",
-        )
-        if form != "diagonal":
-            curvature_form.check(form, self.curvature == "online", training, server)
 
     def init(self, params: Params, num_clients: int) -> State:
-        raises = torch.zeros((), dtype=torch.long) if self.curvature_form == "full" else ()
-        return State(params, curvature_form.nothing(self.curvature_form, params), raises)
+        return State(self._form.nothing(params))
+
+    def begin(self, params: Params, num_clients: int, task: Task, x: Tensor) -> State:
+        return State(self._form.nothing(params, task, x))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
-        return Context(state.params, Shared(state.precision, cohort.round))
+        return Context(state.params, Shared(state.posterior.with_mean({}), cohort.round))
 
     def penalty(self, context: Context) -> Penalty | None:
-        prior: Shared = context.shared
-        if self.strength == 0 or prior.round == 1:  # Lambda_S is still zero
+        shared: Shared = context.shared
+        if self.strength == 0 or shared.round == 1:  # Lambda_S is still zero
             return None
-        strength = self._strength_in(prior.round)
-        gamma = self._gamma_in_prior(prior.precision)
-        pull: Penalty
-        if self.curvature_form == "full":
-            pull = PriorLoss(Full(context.start, prior.precision[MATRIX], gamma), strength)
-        else:
-            pull = Quadratic(context.start, zip_map(lambda a: (a + gamma) * strength, prior.precision))
+        prior = shared.prior.with_mean(context.start).prior(self.prior == "exact")
+        pull = prior.pull(self._strength_in(shared.round), self._gamma_in_prior(prior))
         return Detached(pull) if self.detached_prior else pull
 
-    def trace(self, context: Context) -> Params | Path:
-        if self.one_by_one:
-            return ()
-        return zeros(context.start) if self.observes else {}
+    def trace(self, context: Context) -> Any:
+        return self._form.trace(context.start)
 
-    def observe(self, trace: Params | Path, step: Step) -> Params | Path:
-        if isinstance(trace, tuple):
-            return (*trace, flatten(step.params))
-        share = 1.0 if self.normalisation == "sum_steps" else step.fraction
-        if step.squares is not None:
-            return zip_map(lambda t, s: t + s * share, trace, step.squares)
-        if isinstance(share, float):
-            return zip_map(lambda t, g: torch.addcmul(t, g, g, value=share), trace, step.grad)
-        return zip_map(lambda t, g: t + g.square() * share, trace, step.grad)
+    def observe(self, trace: Any, step: Step) -> Any:
+        return self._form.observe(trace, step)
 
     def report(self, local: Local, context: Context) -> Report:
-        curvature = self._curvature(local, context.start)
+        posterior = self._form.measured(local, context.start)
         if self.curvature == "offline":
-            return Report(local.params, curvature)
-        prior: Shared = context.shared
-        scale = 1 / local.num_epochs if self.normalisation == "mean" else 1.0
-        r = prior.round
+            return Report(posterior)
+        shared: Shared = context.shared
+        scale, r = self._form.scale(local.num_epochs), shared.round
         own, earlier = (scale, 1.0) if self._accumulates else (scale / r, (r - 1) / r)
-        if self.curvature_form == "full":  # in place on a matrix that nobody else holds: copies would take gigabytes
-            matrix = curvature[MATRIX].mul_(own)
-            return Report(local.params, {MATRIX: matrix.add_(prior.precision[MATRIX], alpha=earlier)})
-        if self._accumulates:
-            precision = zip_map(lambda f, a: f * scale + a, curvature, prior.precision)
-        else:
-            precision = zip_map(lambda f, a: f * own + a * earlier, curvature, prior.precision)
-        return Report(local.params, precision)
-
-    def _curvature(self, local: Local, start: Params) -> Params:
-        """F_n of this round; online without the factor 1/E."""
-        if self.curvature_form == "diagonal":
-            if self.curvature == "online":
-                trace: Params = local.trace
-                return trace
-            weights = Weights(local.params, local.buffers)
-            return diagonal_fisher(local.task, weights, local.data, self.fisher, local.training.batch_size)
-        if self.curvature == "offline":
-            return curvature_form.at_end(self.curvature_form, self.eigen_order, local)
-        equal = self.normalisation == "sum_steps"
-        return curvature_form.along_path(self.curvature_form, self.eigen_order, local, start, local.trace, equal)
+        return Report(posterior.over_rounds(own, shared.prior, earlier))
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
-        averaged = self.aggregation == "average" or (len(reports) == 1 and self.damping_place == "both")
-        if self.curvature_form == "full" and not averaged:
-            gamma = self._common_gamma(cohort, reports)
-            combined = Full.product([Full(r.params, r.precision[MATRIX]) for r in reports], cohort.weights, gamma)
-            return State(combined.mean, {MATRIX: combined.matrix}, torch.tensor(combined.raises))
-        precision = weighted_sum((report.precision for report in reports), cohort.weights)
-        gamma = self._gamma(precision)
-        if averaged:
-            params = average(state.params, [report.params for report in reports], cohort.weights)
-        else:
-            experts = [Diagonal(*report) for report in reports]
-            params = product(experts, cohort.weights, gamma if self.damping_place == "both" else 0.0).mean
-            if self.damping_place == "denominator":
-                params = zip_map(lambda m, a: (m * _ratio(a, a + gamma)).to(m.dtype), params, precision)
-        return State(params, cast_like(precision, state.precision), state.raises)
+        experts, merging = [report.posterior for report in reports], self._merging
+        form = type(experts[0])
+        if self.aggregation == "average" or (len(reports) == 1 and merging.everywhere):
+            params = average(state.params, [expert.mean for expert in experts], cohort.weights)
+            return State(form.summed(experts, cohort.weights, merging).with_mean(params))
+        return State(form.merged(experts, cohort.weights, merging))
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
-        gamma = self._common_gamma(cohort, reports) if self.damping_place == "both" else 0.0
-        return [curvature_form.gaussian(self.curvature_form, *report).damped(gamma) for report in reports]
+        experts = [report.posterior for report in reports]
+        return type(experts[0]).damped_experts(experts, cohort.weights, self._merging)
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
-        form = self.curvature_form
-        server = flatten(curvature_form.diagonal_of(form, after.precision)).double()
+        experts, weights = [report.posterior for report in reports], cohort.weights
+        server = flatten(after.posterior.diagonal()).double()
         levels = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
         quantiles = _quantiles(server, levels)
-        diagonals = [curvature_form.diagonal_of(form, report.precision) for report in reports]
-        shares = [float(flatten(diagonal).double().sum()) for diagonal in diagonals]
-        shares = [w * share for w, share in zip(cohort.weights, shares, strict=True)]
+        sums = [float(flatten(expert.diagonal()).double().sum()) for expert in experts]
+        shares = [w * share for w, share in zip(weights, sums, strict=True)]
         total = sum(shares)
         numbers: dict[str, float | list[float]] = {
             f"precision_{name}": value
@@ -260,18 +238,16 @@ class Fola(Method):
         }
         numbers["precision_mean"] = float(server.mean())
         numbers["precision_share"] = [share / total if total > 0 else 0.0 for share in shares]
-        if form == "full":
-            numbers["damping_raised"] = float(after.raises) if isinstance(after.raises, torch.Tensor) else 0.0
-        else:
-            precision = weighted_sum(diagonals, cohort.weights)
-            numbers["weight_shift"] = self._weight_shift(reports, precision, cohort.weights)
+        numbers |= after.posterior.notes()
+        shift = type(experts[0]).weight_shift(experts, weights, self._merging)
+        if shift is not None:
+            numbers["weight_shift"] = 0.0 if self.aggregation == "average" else shift
         if len(reports) > 1:
-            names = ("precision_cosine", "precision_cosine_minmax")
-            numbers |= dict(zip(names, cosines([report.precision for report in reports]), strict=True))
+            numbers |= type(experts[0]).alikeness(experts)
         # Of the next round, whose prior this is; a detached prior takes no step.
         strength = 0.0 if self.detached_prior else self._strength_in(cohort.round + 1)
-        largest = largest_eigenvalue(after.precision[MATRIX]) if form == "full" and strength else quantiles[-1]
-        numbers["prior_stability"] = cohort.training.lr * strength * (largest + self._gamma_in_prior(after.precision))
+        largest = after.posterior.prior(self.prior == "exact").largest_eigenvalue() if strength else 0.0
+        numbers["prior_stability"] = cohort.training.lr * strength * (largest + self._gamma_in_prior(after.posterior))
         return numbers
 
     def advice(self, metrics: Mapping[str, float]) -> str:
@@ -279,19 +255,46 @@ class Fola(Method):
 
     @property
     def needs_squares(self) -> bool:
-        return self.fisher == "per_sample" and self.curvature == "online"
+        return self._form.needs_squares
 
     @property
     def observes(self) -> bool:
-        return self.curvature == "online"
+        return self._form.observes
 
     @property
     def one_by_one(self) -> bool:
-        return self.curvature_form != "diagonal" and self.curvature == "online"
+        return self._form.one_by_one
 
     @property
     def extra_passes(self) -> int:
-        return 0 if self.curvature == "online" and self.curvature_form == "diagonal" else 1
+        return self._form.extra_passes
+
+    @property
+    def _form(self) -> Form:
+        """How curvature is measured, in the form that the user has chosen."""
+        measuring = Measuring(
+            online=self.curvature == "online",
+            fisher=self.fisher,
+            eigen_order=self.eigen_order,
+            equal_steps=self.normalisation == "sum_steps",
+            mean_over_epochs=self.normalisation == "mean",
+            slopes=None if self.slopes == "auto" else self.slopes,
+            first_layer=self.first_layer,
+            rest=self.rest,
+        )
+        return FORMS[self.curvature_form](measuring)
+
+    @property
+    def _merging(self) -> Merging:
+        """How posteriors are multiplied."""
+        return Merging(
+            damping=self.damping,
+            relative=self.damping_mode == "relative",
+            everywhere=self.damping_place == "both",
+            slopes=self.damping_slopes,
+            solver=self.solver,
+            projection=self.projection,
+        )
 
     @property
     def _accumulates(self) -> bool:
@@ -301,43 +304,9 @@ class Fola(Method):
         """The weight of the prior loss in a round."""
         return self.strength / round if self._accumulates else self.strength
 
-    def _gamma(self, precision: Params) -> float:
-        """The damping in absolute terms, relative to the mean diagonal of a precision."""
-        if self.damping_mode == "absolute":
-            return self.damping
-        diagonal = curvature_form.diagonal_of(self.curvature_form, precision)
-        total = sum(float(value.double().sum()) for value in diagonal.values())
-        return self.damping * total / count(diagonal)
-
-    def _gamma_in_prior(self, precision: Params) -> float:
+    def _gamma_in_prior(self, posterior: Gaussian) -> float:
         """What the prior loss adds to a precision."""
-        return self._gamma(precision) if self.damping_in_prior else 0.0
-
-    def _common_gamma(self, cohort: Cohort, reports: Sequence[Report]) -> float:
-        """The damping of the product of these posteriors: their diagonals are enough to know it."""
-        gammas = (self._gamma(report.precision) for report in reports)
-        return sum(weight * gamma for weight, gamma in zip(cohort.weights, gammas, strict=True))
-
-    def _weight_shift(self, reports: Sequence[Report], precision: Params, weights: Sequence[float]) -> float:
-        """Mean over parameters of the l1 distance of the effective weights p_n Lambda_n / sum from p_n.
-
-        It fades like 1/r, since all clients share the term of Lambda_S: most of the product's effect is in the first
-        rounds.
-        """
-        if self.aggregation == "average":
-            return 0.0
-        gamma = self._gamma(precision) if self.damping_place == "both" else 0.0
-        shift = 0.0
-        for report, weight in zip(reports, weights, strict=True):
-            for name, total in precision.items():
-                ratio = _ratio(report.precision[name].double().add(gamma), total + gamma)
-                shift += weight * float(ratio.sub_(1.0).abs_().sum())
-        return shift / count(precision)
-
-
-def _ratio(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """The quotient part / whole, and 1 where both are zero: without any precision a client counts as in an average."""
-    return torch.where(whole > 0, part / whole, 1.0)
+        return self._merging.gamma(posterior.trace(), posterior.size) if self.damping_in_prior else 0.0
 
 
 def _quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:
