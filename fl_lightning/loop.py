@@ -202,7 +202,7 @@ class Finish:
             report = self.method.report(fit.local, context)
             penalty = self.method.penalty(context)
             prior_loss = 0.0 if penalty is None else float(penalty.value(fit.local.params))
-            result = ClientResult(fit.local._replace(trace=()), fit.train_loss, prior_loss)
+            result = ClientResult(fit.local._replace(trace=(), rule_state=()), fit.train_loss, prior_loss)
             now = time.perf_counter()
             yield Finished(result, report, now - start)
             start = time.perf_counter()

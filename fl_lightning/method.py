@@ -16,6 +16,8 @@ from fl_lightning.data.plan import ClientData, Plan
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.params import Params, count, zip_map
 from fl_lightning.penalty import Penalty
+from fl_lightning.rules.rule import Rule
+from fl_lightning.rules.sgd import Sgd
 from fl_lightning.task import Task
 from fl_lightning.training import Training
 
@@ -103,7 +105,8 @@ class Step(NamedTuple):
     Attributes:
         number: Of the step in this round, from 0.
         params: The model after the update.
-        grad: Gradient of the batch's mean likelihood loss before the update: without penalty, before clipping.
+        grad: Gradient of the batch's mean likelihood loss before the update, at the rule's point: without penalty,
+            before clipping.
         squares: Mean over the batch of the squared per-sample gradients, if the method asks for it.
         fraction: |batch| / |client data|.
         epoch: Number of the epoch in this round, from 0.
@@ -135,6 +138,7 @@ class Local(NamedTuple):
         task: Model and likelihood, for methods that look at the data once more.
         data: Its data, for the same.
         plan: Which samples it saw in which step.
+        rule_state: What the local rule remembers after the last step, unless it is SGD.
     """
 
     client: int
@@ -147,6 +151,7 @@ class Local(NamedTuple):
     task: Task
     data: ClientData
     plan: Plan
+    rule_state: Any = ()
 
 
 class ClientHooks(Protocol):
@@ -158,6 +163,8 @@ class ClientHooks(Protocol):
     def frozen(self, context: Context) -> frozenset[str]: ...
 
     def penalty(self, context: Context) -> Penalty | None: ...
+
+    def rule(self, training: Training, context: Context) -> Rule: ...
 
     def trace(self, context: Context) -> Any: ...
 
@@ -177,7 +184,7 @@ class ClientHooks(Protocol):
 class Method(ABC):
     """One federated method. Its fields are its hyperparameters; its hooks stand in the order of a round.
 
-    The client hooks (`frozen`, `penalty`, `trace`, `observe`, `report`) are written for one client.
+    The client hooks (`frozen`, `penalty`, `rule`, `trace`, `observe`, `report`) are written for one client.
 
     `version` is part of a run's identity: raise it when the method's numbers change, or a default of its fields does.
     """
@@ -230,6 +237,10 @@ class Method(ABC):
     def penalty(self, context: Context) -> Penalty | None:
         """What is added to the client's loss in this round; `None` is no penalty, exactly."""
         return None
+
+    def rule(self, training: Training, context: Context) -> Rule:
+        """How the client uses gradients in this round: SGD, unless a method brings an optimiser of its own."""
+        return Sgd(training)
 
     def trace(self, context: Context) -> Any:
         """The empty statistics of the local path."""

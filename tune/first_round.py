@@ -3,8 +3,8 @@
 Before the first aggregation no method has anything to tell its clients, so most train alike: FOLA, FedCurv, FedNova and
 FedBE exactly as FedAvg does. And a client that trains 20 epochs passes through the models of 1, 5 and 10 epochs on its
 way. So runs of one round that differ in method and epochs alone are read off one trajectory; each equals, to the bit,
-the run by itself. Whether a method trains alike is not declared but seen from its hooks: it has no penalty and starts
-at the initial model, on the clients' own data, with the same settings once it has adapted them.
+the run by itself. Whether a method trains alike is not declared but seen from its hooks: it has no penalty and no rule
+of its own and starts at the initial model, on the clients' own data, with the same settings once it has adapted them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +27,11 @@ from fl_lightning.method import Cohort, Context, Method, Step, with_round_lr
 from fl_lightning.params import Params, zip_map
 from fl_lightning.probes.accuracy import score
 from fl_lightning.record import RoundRecord, Snapshot
+from fl_lightning.rules.rule import Rule
+from fl_lightning.rules.sgd import Sgd
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.task import Score, Weights
+from fl_lightning.training import Training
 from fl_lightning.workers.crew import Crew, hired
 
 
@@ -82,6 +85,9 @@ class Bundle:
 
     def penalty(self, context: Context) -> None:
         return None
+
+    def rule(self, training: Training, context: Context) -> Rule:
+        return Sgd(training)
 
     def trace(self, context: Context) -> Trajectory:
         traces = tuple(
@@ -198,7 +204,10 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
         return None
     context = method.broadcast(before.state, cohort)
     members = [context.of_member(position) for position in range(len(cohort.members))]
-    plain = all(method.penalty(own) is None and not method.frozen(own) for own in members)
+    plain = all(
+        method.penalty(own) is None and not method.frozen(own) and isinstance(method.rule(cohort.training, own), Sgd)
+        for own in members
+    )
     own_data = all(torch.equal(setup.data[n].indices.cpu(), problem.clients[n]) for n in cohort.members)
     apart = config.engine.trains_apart(task, plans_of(cohort, setup.data))
     if plain and own_data and apart and _equal(context.start, task.initial.params):

@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_lightning import streams
 from fl_lightning.data import augment
 from fl_lightning.data.dataset import Dataset
+from fl_lightning.params import Params, flatten, unflatten
 from fl_lightning.training import Training
 
 # The id under which the server's own data go.
@@ -160,3 +161,9 @@ class Plan:
         """The examples of all epochs."""
         for epoch in range(self.num_epochs):
             yield from self.examples(epoch)
+
+    def noise(self, step: int, like: Params) -> Params:
+        """Standard normal numbers of one step, one per parameter, for local rules that are random."""
+        flat = flatten(like)
+        stream = streams.generator(self.seed, "rule", self.round, self.data.client, step)
+        return unflatten(torch.randn(len(flat), generator=stream, dtype=flat.dtype).to(flat.device), like)

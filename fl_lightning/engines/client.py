@@ -1,10 +1,10 @@
 """The client as Lightning sees it.
 
-A module with the method's prior loss, a callback that shows every step to the method, and a loader that follows the
-plan.
+A module with the method's prior loss, an optimiser that follows the method's rule, a callback that shows every step to
+the method, and a loader that follows the plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytorch_lightning as pl
@@ -14,16 +14,17 @@ from typing_extensions import override
 
 from fl_lightning.curvature.per_sample import squared_gradients
 from fl_lightning.data.plan import Plan
-from fl_lightning.engines.sgd import moving, with_zeros
 from fl_lightning.errors import UserError
 from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, zip_map
 from fl_lightning.penalty import prior_loss
+from fl_lightning.rules.rule import Rule, Slopes
+from fl_lightning.rules.sgd import Sgd, moving, with_zeros
 from fl_lightning.task import Task, Weights
 
 
 class Client(pl.LightningModule):
-    """One client in one round: the task's loss plus the method's prior loss, by SGD."""
+    """One client in one round: the task's loss plus the method's prior loss, by SGD or by the method's own rule."""
 
     def __init__(self, hooks: ClientHooks, task: Task, context: Context, plan: Plan) -> None:
         super().__init__()
@@ -33,6 +34,8 @@ class Client(pl.LightningModule):
         self.pull: Params = {}  # the penalty's gradient at the present step
         self.frozen = hooks.frozen(context)
         self._params: Params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        rule = hooks.rule(plan.training, context)
+        self.training_by = None if isinstance(rule, Sgd) else RuleTraining(rule, self._params, self.frozen, plan)
         self.losses: list[Tensor] = []
         self.shares: list[float] = []
 
@@ -55,7 +58,10 @@ class Client(pl.LightningModule):
         self.shares.append(len(y) / len(self.plan.data))
         if self.penalty is None:
             return loss
-        prior, self.pull = prior_loss(self.penalty, self.params())
+        if self.training_by is not None:  # the rule takes the two gradients apart, the penalty's not at its point
+            prior, self.pull = self.penalty.value_and_grad(self.training_by.theta)
+        else:
+            prior, self.pull = prior_loss(self.penalty, self.params())
         return loss + prior
 
     @override
@@ -71,12 +77,63 @@ class Client(pl.LightningModule):
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
         training = self.plan.training
+        if self.training_by is not None:
+            return RuleOptimiser(self)
         return torch.optim.SGD(
             moving(self.params(), self.frozen).values(),
             lr=training.lr,
             momentum=training.momentum,
             weight_decay=training.weight_decay,
         )
+
+
+class RuleTraining:
+    """A method's own rule at work on a model, whose parameters are the rule's point while a batch is looked at."""
+
+    def __init__(self, rule: Rule, params: Params, frozen: frozenset[str], plan: Plan) -> None:
+        self.rule, self.params, self.frozen, self.plan = rule, params, frozen, plan
+        self.theta = zip_map(lambda p: p.detach().clone(), params)
+        self.state = rule.init(moving(self.theta, frozen))
+        self.noise: Params = {}
+        self.number = 0
+
+    def go_to_point(self) -> None:
+        """Before a batch."""
+        self.noise = self.plan.noise(self.number, self.theta) if self.rule.draws else {}
+        self._show(self.rule.point(moving(self.theta, self.frozen), self.state, self.noise))
+
+    def step(self, slopes: Slopes) -> None:
+        """After the backward pass."""
+        free = moving(self.theta, self.frozen)
+        updated, self.state = self.rule.step(free, self.state, slopes, self.noise, self.number)
+        self.theta = {**self.theta, **updated}
+        self.number += 1
+        self._show(updated)
+
+    def _show(self, values: Params) -> None:
+        with torch.no_grad():
+            for name, value in values.items():
+                self.params[name].copy_(value)
+
+
+class RuleOptimiser(torch.optim.Optimizer):
+    """A rule as Lightning drives it."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client.params().values(), {"lr": client.plan.training.lr})
+        self.client = client
+
+    @override
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        assert closure is not None
+        assert self.client.training_by is not None
+        with torch.enable_grad():
+            loss = closure()
+        free = moving(self.client.params(), self.client.frozen)
+        grad = {name: p.grad for name, p in free.items() if p.grad is not None}
+        with torch.no_grad():
+            self.client.training_by.step(Slopes(grad, None if self.client.penalty is None else self.client.pull))
+        return loss
 
 
 class Observer(pl.Callback):
@@ -105,8 +162,10 @@ class Observer(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: tuple[Tensor, Tensor], batch_idx: int
     ) -> None:
+        assert isinstance(pl_module, Client)
+        if pl_module.training_by is not None:
+            pl_module.training_by.go_to_point()
         if self.hooks.needs_squares:
-            assert isinstance(pl_module, Client)
             weights = Weights(zip_map(torch.detach, pl_module.params()), dict(pl_module.model.named_buffers()))
             self.squares = squared_gradients(pl_module.task, weights, *batch)
 
@@ -119,7 +178,7 @@ class Observer(pl.Callback):
             return
         assert isinstance(pl_module, Client)
         total = {name: p.grad for name, p in pl_module.params().items() if p.grad is not None}
-        if pl_module.penalty is not None:
+        if pl_module.penalty is not None and pl_module.training_by is None:
             free = moving(total, pl_module.frozen)
             total = with_zeros(zip_map(torch.sub, free, pl_module.pull), total)
         elif trainer.gradient_clip_val is not None:

@@ -1,6 +1,6 @@
 """A lean loop over the client hooks: no Trainer, no loader, no optimiser object."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,10 +15,11 @@ from fl_lightning.curvature.per_sample import squared_gradients
 from fl_lightning.data.augment import Choices
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
-from fl_lightning.engines.sgd import is_plain, moving, sgd, with_zeros
 from fl_lightning.errors import require
 from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, row, zeros, zip_map
+from fl_lightning.rules.rule import Slopes
+from fl_lightning.rules.sgd import Sgd, is_plain, moving, with_zeros
 from fl_lightning.task import Task, Weights
 
 # On a CPU, batching clients by vmap pays only for models this small, and only if the clients take similar numbers of
@@ -92,10 +93,11 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
     frozen = hooks.frozen(context)
     free = moving(params, frozen)
     targets, values = list(moving(leaves, frozen).values()), list(free.values())
-    penalty = hooks.penalty(context)
-    plain = is_plain(training) and not (frozen and penalty is not None)
+    penalty, rule = hooks.penalty(context), hooks.rule(training, context)
+    plain = isinstance(rule, Sgd) and is_plain(training) and not (frozen and penalty is not None)
     pull = penalty.descent(training.lr) if penalty is not None and plain else None
-    velocity = zeros(free) if training.momentum else {}
+    theta = params if plain else zip_map(torch.clone, params)  # what is trained; the workbench holds the rule's point
+    state = rule.init(moving(theta, frozen))
     trace = hooks.trace(context)
     observes, needs_squares, size = hooks.observes, hooks.needs_squares, len(data)
     per_epoch = plan.steps_per_epoch
@@ -104,6 +106,9 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
     with streams.global_noise(plan.seed, "noise", plan.round, data.client):
         for index, (x, y) in enumerate(plan.all_examples()):
             fraction = len(y) / size
+            if not plain:
+                noise = plan.noise(index, params) if rule.draws else {}
+                torch._foreach_copy_(values, list(rule.point(moving(theta, frozen), state, noise).values()))
             squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
             loss = task.likelihood(model(x), y)
             grads = torch.autograd.grad(loss, targets, materialize_grads=True)
@@ -114,18 +119,17 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
                     pull(params)
                 torch._foreach_add_(values, grads, alpha=-training.lr)
             else:
-                total = dict(zip(free, grads, strict=True))
-                if penalty is not None:
-                    total = zip_map(torch.add, total, penalty.grad(params))
-                updated, velocity = sgd(free, total, velocity, training)
-                torch._foreach_copy_(values, list(updated.values()))
+                slopes = Slopes(dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta))
+                updated, state = rule.step(moving(theta, frozen), state, slopes, noise, index)
+                theta = {**theta, **updated}
             if observes:
                 grad = with_zeros(dict(zip(free, grads, strict=True)), params)
                 epoch, position = divmod(index, per_epoch)
-                step = Step(index, params, grad, squares, fraction, epoch, position == per_epoch - 1, losses[-1])
+                step = Step(index, theta, grad, squares, fraction, epoch, position == per_epoch - 1, losses[-1])
                 trace = hooks.observe(trace, step)
-    finished = task.weights()
-    local = finished_client(task, plan, finished, trace)
+    if not plain:
+        torch._foreach_copy_(values, list(moving(theta, frozen).values()))
+    local = finished_client(task, plan, task.weights(), trace, () if isinstance(rule, Sgd) else state)
     return Fit(local, mean_loss(losses, shares, plan.num_epochs))
 
 
@@ -152,42 +156,56 @@ def train_many(
     def start_trace(own: Any) -> Any:
         return hooks.trace(seen_by(own))
 
-    frozen = hooks.frozen(context.of_member(0))
+    def start_rule(own: Any) -> Any:
+        mine = seen_by(own)
+        return hooks.rule(training, mine).init(moving(mine.start, frozen))
+
+    first = context.of_member(0)
+    frozen, rule = hooks.frozen(first), hooks.rule(training, first)
 
     def advance(
-        state: Any, own: Any, x: Tensor, y: Tensor, mask: Tensor, size: Tensor, length: Tensor, index: int
+        state: Any,
+        own: Any,
+        noise: Params,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+        size: Tensor,
+        length: Tensor,
+        index: int,
     ) -> Any:
-        params, stats, velocity, trace = state
+        params, stats, memory, trace = state
+        mine = seen_by(own)
+        rule, penalty = hooks.rule(training, mine), hooks.penalty(mine)
+        point = {**params, **rule.point(moving(params, frozen), memory, noise)}
 
         def loss_of(params: Params) -> tuple[Tensor, Params]:
             copies = zip_map(torch.clone, stats)  # BatchNorm writes into its buffers
             return task.masked_loss(Weights(params, copies), x, y, mask), copies
 
-        grad, (loss, new_stats) = grad_and_value(loss_of, has_aux=True)(params)
-        penalty = hooks.penalty(seen_by(own))
-        total = grad if penalty is None else zip_map(torch.add, grad, penalty.grad(params))
-        new_params, new_velocity = sgd(moving(params, frozen), moving(total, frozen), velocity, training)
+        grad, (loss, new_stats) = grad_and_value(loss_of, has_aux=True)(point)
+        slopes = Slopes(moving(grad, frozen), None if penalty is None else penalty.grad(params))
+        updated, new_memory = rule.step(moving(params, frozen), memory, slopes, noise, index)
+        new_params = {**params, **updated}
         if frozen:
-            new_params = {name: new_params.get(name, value) for name, value in params.items()}
             grad = with_zeros(moving(grad, frozen), params)
         new_trace = trace
         if hooks.observes:
-            squares = squared_gradients(task, Weights(params, stats), x, y, mask) if hooks.needs_squares else None
+            squares = squared_gradients(task, Weights(point, stats), x, y, mask) if hooks.needs_squares else None
             epoch, position = index // length, index % length
             seen = Step(index, new_params, grad, squares, mask.sum() / size, epoch, position == length - 1, loss)
             new_trace = hooks.observe(trace, seen)
-        moved = (new_params, new_stats, new_velocity, new_trace)
+        moved = (new_params, new_stats, new_memory, new_trace)
         if index >= shortest:  # somebody has finished
             active = mask.any()
             moved = pytree.tree_map(lambda new, old: torch.where(active, new, old), moved, state)
         return moved, loss
 
     start = zip_map(torch.clone, context.start) if context.own_start else expand(context.start)
-    velocity = zeros(moving(start, frozen)) if training.momentum else {}
-    state = (start, expand(buffers), velocity, _empty_traces(start_trace, own, number))
+    state = (start, expand(buffers), _stacked(start_rule, own, number), _stacked(start_trace, own, number))
     losses = torch.zeros(number, dtype=torch.float64, device=device)
     own_dims = pytree.tree_map(lambda _: 0, own)
-    step = vmap(advance, in_dims=(0, own_dims, 0, 0, 0, 0, 0, None), randomness="different")
+    step = vmap(advance, in_dims=(0, own_dims, 0, 0, 0, 0, 0, 0, None), randomness="different")
     data = plans[0].data
     with streams.global_noise(plans[0].seed, "noise", plans[0].round, data.client):
         for index, places in enumerate(schedule):
@@ -197,19 +215,27 @@ def train_many(
             chosen = choices and Choices(*(leaf[index, :, :width].flatten(0, 1) for leaf in choices))
             x, y = data.fetch(places.clamp(min=0).reshape(-1), chosen)
             x, y = x.view(number, width, *x.shape[1:]), y.view(number, width)
-            state, loss = step(state, own, x, y, mask, sizes, lengths, index)
+            noise = _stacked_noise(plans, index, first.start) if rule.draws else {}
+            state, loss = step(state, own, noise, x, y, mask, sizes, lengths, index)
             losses += loss.detach().double() * (mask.sum(1) / sizes)
     for position, plan in enumerate(plans):
-        params, stats, _, trace = row(state, position)
-        local = finished_client(task, plan, Weights(params, stats), trace)
+        params, stats, memory, trace = row(state, position)
+        remembered = () if isinstance(rule, Sgd) else memory
+        local = finished_client(task, plan, Weights(params, stats), trace, remembered)
         yield Fit(local, float(losses[position]) / plan.num_epochs)
 
 
-def _empty_traces(start_trace: Any, own: Any, number: int) -> Any:
-    """One empty trace per client, stacked."""
+def _stacked(start: Callable[[Any], Any], own: Any, number: int) -> Any:
+    """What every client starts with, given its memory, stacked."""
     if pytree.tree_leaves(own):
-        return vmap(start_trace)(own)
-    return pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(number, *leaf.shape), start_trace(own))
+        return vmap(start)(own)
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(number, *leaf.shape), start(own))
+
+
+def _stacked_noise(plans: Sequence[Plan], index: int, like: Params) -> Params:
+    """The noise of a step for every client; those that have finished get zeros."""
+    drawn = [plan.noise(index, like) if index < plan.num_steps else zeros(like) for plan in plans]
+    return {name: torch.stack([noise[name] for noise in drawn]) for name in like}
 
 
 def _padded_schedule(plans: Sequence[Plan]) -> Tensor:

@@ -59,13 +59,14 @@ class Lightning(Engine):
         device = task.device
         task.load(Weights(context.start, buffers))
         client, observer = Client(hooks, task, context, plan), Observer(hooks, context)
+        by = client.training_by
         with _quiet(), streams.global_noise(plan.seed, "noise", plan.round, plan.data.client):
             trainer = Trainer(
                 accelerator="cpu" if device.type == "cpu" else "gpu",
                 devices=1 if device.index is None else [device.index],
                 precision="64-true" if task.dtype == torch.float64 else "32-true",
                 max_epochs=plan.num_epochs,
-                gradient_clip_val=plan.training.clip_norm,
+                gradient_clip_val=plan.training.clip_norm if by is None else None,  # a rule clips by itself
                 callbacks=[observer, *self.callbacks],
                 logger=False,
                 enable_checkpointing=False,
@@ -75,7 +76,7 @@ class Lightning(Engine):
             with _interruptible():
                 trainer.fit(client, train_dataloaders=EpochLoader(plan))
         task.model.to(device)  # the Trainer leaves the module on the CPU
-        local = finished_client(task, plan, task.weights(), observer.trace)
+        local = finished_client(task, plan, task.weights(), observer.trace, () if by is None else by.state)
         return Fit(local, mean_loss(client.losses, client.shares, plan.num_epochs))
 
 

@@ -33,10 +33,10 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, softmax
 
 from fl_lightning import streams
-from fl_lightning.engines.sgd import sgd
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, average, cast_like, flatten, weighted_sum, zeros, zip_map
+from fl_lightning.rules.sgd import sgd
 from fl_lightning.task import Weights
 from fl_lightning.training import Training
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from fl_lightning.engines.sgd import clipped
 from fl_lightning.method import Cohort, Context, Local, Method, Step
 from fl_lightning.params import Params, weighted_sum, zeros, zip_map
+from fl_lightning.rules.rule import clipped
 from fl_lightning.training import Training
 
 

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 # How methods are written in papers.
 DISPLAY = {
+    "bayes_admm": "BayesADMM",
     "centralised": "centralised",
     "data_sharing": "data sharing",
+    "ep": "EP",
     "fedadagrad": "FedAdagrad",
     "fedadam": "FedAdam",
     "fedavg": "FedAvg",
@@ -22,12 +24,15 @@ DISPLAY = {
     "fedbe": "FedBE",
     "fedcurv": "FedCurv",
     "feddyn": "FedDyn",
+    "fedep": "FedEP",
     "fedexp": "FedExP",
     "fedlap": "FedLap",
+    "fedlap_cov": "FedLap-Cov",
     "fednova": "FedNova",
     "fedopt": "FedOpt",
     "fedpa": "FedPA",
     "fedprox": "FedProx",
+    "fedsep": "FedSEP",
     "fedsgd": "FedSGD",
     "fedyogi": "FedYogi",
     "fedfisher": "FedFisher",
@@ -38,7 +43,9 @@ DISPLAY = {
     "fedma": "FedMA",
     "fisher_merging": "Fisher merging",
     "fola": "FOLA",
+    "pvi": "PVI",
     "scaffold": "SCAFFOLD",
+    "virtual": "VIRTUAL",
 }
 
 

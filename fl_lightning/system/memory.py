@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from fl_lightning.errors import require
+
 UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -14,6 +16,15 @@ def available(device: torch.device) -> int | None:
         return int(torch.cuda.mem_get_info(device)[0])
     limits = [limit for limit in (_free_of_machine(), _free_of_container()) if limit is not None]
     return min(limits) if limits else None
+
+
+def require_room(what: str, needed: int, device: torch.device, remedy: str) -> None:
+    """Refuse what would take more bytes than there are."""
+    free = available(device)
+    require(
+        free is None or needed <= free,
+        f"{what} would take {in_words(needed)} of memory, and {in_words(free or 0)} are free; {remedy}",
+    )
 
 
 def in_words(number: float) -> str:

@@ -20,6 +20,7 @@ HOOKS = (
     "prepare",
     "broadcast",
     "penalty",
+    "rule",
     "trace",
     "observe",
     "report",

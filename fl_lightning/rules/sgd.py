@@ -1,9 +1,30 @@
-"""SGD as a pure function of one client, in the order of torch.optim.SGD after gradient clipping."""
+"""SGD as a pure function of one client, in the order of torch.optim.SGD after gradient clipping.
+
+g        <- clip(g + pull) + weight_decay theta
+velocity <- momentum velocity + g              the velocity starts at zero in every round
+theta    <- theta - lr velocity
+"""
+
+from dataclasses import dataclass
 
 import torch
 
-from fl_lightning.params import Params, zip_map
+from fl_lightning.params import Params, zeros, zip_map
+from fl_lightning.rules.rule import Rule, Slopes, clipped
 from fl_lightning.training import Training
+
+
+@dataclass(frozen=True)
+class Sgd(Rule):
+    """Plain or heavy-ball SGD; the Lightning engine uses torch.optim.SGD for it, the functional one a shortcut."""
+
+    training: Training
+
+    def init(self, params: Params) -> Params:
+        return zeros(params) if self.training.momentum else {}
+
+    def step(self, params: Params, state: Params, slopes: Slopes, noise: Params, number: int) -> tuple[Params, Params]:
+        return sgd(params, slopes.total(), state, self.training)
 
 
 def is_plain(training: Training) -> bool:
@@ -21,13 +42,6 @@ def with_zeros(grad: Params, params: Params) -> Params:
     if len(grad) == len(params):
         return grad
     return {name: grad[name] if name in grad else torch.zeros_like(value) for name, value in params.items()}
-
-
-def clipped(grad: Params, largest: float) -> Params:
-    """The gradient, shortened to this norm if it is longer; as torch.nn.utils.clip_grad_norm_ has it."""
-    norm = torch.stack([g.square().sum() for g in grad.values()]).sum().sqrt()
-    scale = (largest / (norm + 1e-6)).clamp(max=1.0)
-    return zip_map(lambda g: g * scale, grad)
 
 
 def sgd(params: Params, grad: Params, velocity: Params, training: Training) -> tuple[Params, Params]:

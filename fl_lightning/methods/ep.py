@@ -1,0 +1,327 @@
+"""Expectation propagation: the posterior is a product of Gaussian factors, one per client, each made anew in turn.
+
+    q_S = N(mu_S, S_S^-1) ~ N(x_0, 1/prior) prod_n t_n          t_n: moment v_n, diagonal precision V_n; both start at 0
+    cavity     C_n = S_S - V_n,   c_n = mu_S + C_n^-1 (V_n (mu_S - x_0) - v_n)         what all others believe
+    client     minimises L_n(theta) + (T / 2 m_n) (theta - c_n)^T C_n (theta - c_n) from mu_S, and finds y_n
+    tilted     N(y_n, P_n^-1),   P_n = C_n + H_n                  H_n: curvature of the client's m_n samples, over T
+    factors    V_n += rho (P_n - S_S),   v_n += rho (P_n (y_n - x_0) - S_S (mu_S - x_0))
+    server     S_S = prior + sum_n V_n,   mu_S = x_0 + S_S^-1 sum_n v_n
+
+x_0 are the model's initial weights. Precisions are those of posteriors, sums over samples, unlike FOLA's means. How
+H_n is found is `inference`, what is remembered is `memory`:
+
+    ep    every client its own factor, as above
+    sep   nobody any: every t_n stands for the same share pi_n of the whole, q_S over the prior      (stochastic EP)
+    adf   nobody any: the cavity is q_S itself, so that data are counted once per round    (assumed density filtering)
+
+Minka: Expectation Propagation for Approximate Bayesian Inference, UAI 2001. Guo, Greengard, Wang, Gelman, Kim, Xing:
+Federated Learning as Variational Inference: A Scalable Expectation Propagation Approach, ICLR 2023 (FedEP, FedSEP).
+Ashman, Bui, Nguyen, Markou, Weller, Swaroop, Turner: Partitioned Variational Inference, 2022 (PVI: `inference vi`).
+Swaroop, Khan, Doshi-Velez: Connecting Federated ADMM to Bayes, ICLR 2025 (FedLap-Cov: `inference laplace`).
+
+Where published codes differ, or are wrong:
+- FedEP's server and clients follow momentum optimisers of their own, so that the server is no product of the factors
+  and every cavity is wrong; here the server is computed from the factors in every round. Its start after 400 rounds of
+  FedAvg is left out, and its division by zero for two of its three tasks;
+- FedLap-Cov's code takes every client's curvature on CIFAR from the data of all clients;
+- stochastic EP without memory is written with the cavity q_S^(1 - pi_n), in which the prior fades from round to round;
+  here the prior is taken out before q_S is shared;
+- the prior's mean is x_0 and not 0, so that round 1 starts at the initial weights;
+- the pull towards c_n is m/m_n times stronger for a small client, and SGD's step on it overshoots: `prior_step`
+  implicit solves for the step's end instead, which is stable however small the client is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batching import couples_samples
+from fl_lightning.client_memory import ClientMemory
+from fl_lightning.curvature.epoch_samples import EpochSamples
+from fl_lightning.curvature.fisher import diagonal_fisher
+from fl_lightning.errors import require
+from fl_lightning.gaussian.diagonal import Diagonal
+from fl_lightning.gaussian.form import Gaussian
+from fl_lightning.gaussian.quotient import Factor, change, clips, quotient
+from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
+from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zeros, zip_map
+from fl_lightning.penalty import Quadratic, overshoot_advice
+from fl_lightning.rules.implicit import ImplicitPenalty
+from fl_lightning.rules.ivon import Ivon, require_own_momentum
+from fl_lightning.rules.rule import Rule
+from fl_lightning.rules.sgd import Sgd
+from fl_lightning.system import memory as machine
+from fl_lightning.task import Weights
+from fl_lightning.training import Training
+
+
+class State(NamedTuple):
+    """The server's posterior, and the clients' memory.
+
+    Attributes:
+        params: mu_S.
+        precision: S_S.
+        origin: x_0.
+        factors: v_n and V_n of every client that was seen; empty without factors.
+    """
+
+    params: Params
+    precision: Params
+    origin: Params
+    factors: ClientMemory[Factor] | tuple[()]
+
+
+class Own(NamedTuple):
+    """What a client knows by itself.
+
+    Attributes:
+        samples: m_n.
+        slope: V_n (mu_S - x_0) - v_n, from its memory, or its share of the whole, and what it is sent.
+        precision: V_n.
+    """
+
+    samples: Tensor
+    slope: Params
+    precision: Params
+
+
+class Report(NamedTuple):
+    """The tilted posterior: y_n and P_n, from which the server knows the change of the factor."""
+
+    params: Params
+    precision: Params
+
+
+@dataclass(frozen=True)
+class EP(Method):
+    """Expectation propagation: one Gaussian factor per client, renewed against the product of all others.
+
+    Attributes:
+        inference: Where the curvature of a client's data comes from: the Fisher of its samples (laplace), the same for
+            every parameter (identity), the spread of its epochs' mean models (samples), or
+            training of the Gaussian itself by IVON (vi).
+        memory: Whether each client has a factor of its own (ep), or the server's posterior stands in for all of them,
+            less the client's share (sep) or as it is (adf).
+        damping: Share of a factor's change that is made (rho); null is 1 / clients in the round, as PVI and FedEP have.
+        prior: Precision of the prior around the initial weights (delta_0), in units of a posterior over all samples.
+        temperature: Of the likelihood: curvatures are divided by it (T).
+        prior_step: How a step follows the pull of the others: implicit is stable however strong it is, explicit is
+            plain SGD.
+        curvature: Laplace's Fisher at the end of training, or the mean along its path: a client that fits its few
+            classes has hardly any curvature at the end.
+        floor: Added to laplace's curvature, relative to its mean over all parameters; 0 is the plain Fisher.
+        scale: Curvature per sample of identity, and what samples are shrunk towards.
+        burn_in: Epochs before the first of the samples.
+        shrinkage: How far the variance of the samples is trusted against identity's (as FedPA's rho); 0 is identity.
+        curvature_start: IVON's curvature per sample before it has learnt any (h_0).
+        gradient_decay: IVON's decay of the gradient's moving average (b1).
+        curvature_decay: IVON's decay of the curvature's moving average (b2).
+    """
+
+    inference: Literal["laplace", "identity", "samples", "vi"] = "laplace"
+    memory: Literal["ep", "sep", "adf"] = "ep"
+    damping: float | None = None
+    prior: float = 1e-4
+    temperature: float = 1.0
+    prior_step: Literal["implicit", "explicit"] = "implicit"
+    curvature: Literal["end", "path"] = "path"
+    floor: float = 0.0
+    scale: float = 0.01
+    burn_in: int = 1
+    shrinkage: float = 0.01
+    curvature_start: float = 0.1
+    gradient_decay: float = 0.9
+    curvature_decay: float = 0.99
+
+    def __post_init__(self) -> None:
+        damping, infinity = self.damping, float("inf")
+        require(
+            damping is None or 0 < damping <= 1,
+            f"method.damping must lie in (0, 1], or be null for 1 / clients, got {damping}",
+        )
+        require(0 <= self.prior < infinity, f"method.prior must be finite and >= 0, got {self.prior}")
+        for name in ("temperature", "scale", "curvature_start"):
+            value = getattr(self, name)
+            require(0 < value < infinity, f"method.{name} must be finite and > 0, got {value}")
+        for name in ("floor", "shrinkage"):
+            value = getattr(self, name)
+            require(0 <= value < infinity, f"method.{name} must be finite and >= 0, got {value}")
+        require(self.burn_in >= 0, f"method.burn_in must be at least 0, got {self.burn_in}")
+        require(0 <= self.gradient_decay < 1, f"method.gradient_decay must lie in [0, 1), got {self.gradient_decay}")
+        require(
+            0 <= self.curvature_decay <= 1, f"method.curvature_decay must lie in [0, 1], got {self.curvature_decay}"
+        )
+
+    def check(self, training: Training, server: Server) -> None:
+        task = server.task
+        require(
+            self.inference != "laplace" or not couples_samples(task, server.holdout),
+            "method.inference laplace needs a model whose samples do not depend on each other, as they do with "
+            "BatchNorm; use --method.inference identity or another model",
+        )
+        require(
+            self.inference != "samples" or self.burn_in < training.epochs,
+            f"method.burn_in must be less than training.epochs, which is {training.epochs}, got {self.burn_in}: no "
+            "epoch is left to sample from; set --training.epochs higher or --method.burn_in lower",
+        )
+        if self.inference == "vi":
+            require_own_momentum(training)
+        if self.memory == "ep":
+            owners = sum(size > 0 for size in server.sizes)
+            needed = 2 * owners * task.num_params * task.dtype.itemsize
+            remedy = "use fewer data.clients, a smaller model or --method.memory sep"
+            machine.require_room(f"the factors of {owners} clients", needed, task.device, remedy)
+
+    def init(self, params: Params, num_clients: int) -> State:
+        precision = zip_map(lambda p: torch.full_like(p, self.prior), params)
+        factors = ClientMemory.blank(Factor.flat(params)) if self.memory == "ep" else ()
+        return State(params, precision, params, factors)
+
+    def broadcast(self, state: State, cohort: Cohort) -> Context:
+        factors = [self._factor(state, n, share) for n, share in zip(cohort.members, cohort.shares, strict=True)]
+        slopes = [factor.slope(state.params, state.origin) for factor in factors]
+        own = Own(
+            next(iter(state.params.values())).new_tensor([float(cohort.server.sizes[n]) for n in cohort.members]),
+            {name: torch.stack([one[name] for one in slopes]) for name in state.params},
+            {name: torch.stack([one.precision[name] for one in factors]) for name in state.params},
+        )
+        return Context(state.params, state.precision, own)
+
+    def penalty(self, context: Context) -> Quadratic:
+        cavity, own = self._cavity(context), context.own
+        return Quadratic(cavity.mean, zip_map(lambda a: a * (self.temperature / own.samples), cavity.precision))
+
+    def rule(self, training: Training, context: Context) -> Rule:
+        if self.inference != "vi":
+            return Sgd(training) if self.prior_step == "explicit" else ImplicitPenalty(training, self.penalty(context))
+        own: Own = context.own
+        samples = own.samples / self.temperature
+        prior = zip_map(lambda a: a / samples, self._cavity(context).precision)
+        start = zip_map(lambda a: (a / samples).clamp(min=self.curvature_start), own.precision)
+        return Ivon(training, samples, prior, start, self.curvature_start, self.gradient_decay, self.curvature_decay)
+
+    def trace(self, context: Context) -> Any:
+        if self.inference == "samples":
+            return EpochSamples.none(context.start)
+        return zeros(context.start) if self.observes else ()
+
+    def observe(self, trace: Any, step: Step) -> Any:
+        if step.squares is None:
+            return trace.seen(step, self.burn_in)
+        return zip_map(lambda t, s: t + s * step.fraction, trace, step.squares)
+
+    def report(self, local: Local, context: Context) -> Report:
+        own: Own = context.own
+        cavity, samples = self._cavity(context).precision, own.samples / self.temperature
+        if self.inference == "vi":
+            tilted = zip_map(lambda c, h: c + samples * h, cavity, local.rule_state.curvature)
+            return Report(local.params, tilted)
+        if self.inference == "laplace":
+            fisher = self._fisher(local)
+            level = self.floor * flatten(fisher).mean() if self.floor else 0.0
+            return Report(local.params, zip_map(lambda c, f: c + samples * (f + level), cavity, fisher))
+        identity = zip_map(lambda c: c + samples * self.scale, cavity)
+        if self.inference == "identity" or not bool(local.trace.number):
+            return Report(local.params, identity)
+        found: EpochSamples = local.trace
+        trust = 1 / (1 + (float(found.number) - 1) * self.shrinkage)
+        variance = zip_map(lambda i, v: trust / i.double() + (1 - trust) * v, identity, found.variance())
+        return Report(cast_like(found.mean, local.params), cast_like(zip_map(torch.reciprocal, variance), local.params))
+
+    def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
+        rate, before = self._rate(cohort), Diagonal(state.params, state.precision)
+        tilted = {n: Diagonal(*report) for n, report in sorted(zip(cohort.members, reports, strict=True))}
+        factors: ClientMemory[Factor] | tuple[()] = ()
+        if isinstance(state.factors, ClientMemory):
+            old, origin = state.factors, state.origin
+            new = old.replaced({n: old[n].moved(change(q, before, origin), rate) for n, q in tilted.items()})
+            factors, (moment, found) = new, new.total()
+            precision = zip_map(lambda v: v.double() + self.prior, found)
+        else:  # around mu_S itself, where the server's own moment is zero
+            origin = state.params
+            changes = [change(q, before, origin) for q in tilted.values()]
+            moment = weighted_sum((c.moment for c in changes), [rate] * len(changes))
+            found = weighted_sum((c.precision for c in changes), [rate] * len(changes))
+            precision = zip_map(lambda s, v: s.double() + v, state.precision, found)
+        precision = zip_map(lambda s: s.clamp(min=self.prior), precision)
+        params = zip_map(lambda x, v, s: x.double() + torch.where(s > 0, v / s, 0.0), origin, moment, precision)
+        return State(cast_like(params, state.params), cast_like(precision, state.params), state.origin, factors)
+
+    def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
+        return [Diagonal(*report) for report in reports]
+
+    def diagnose(
+        self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
+    ) -> dict[str, float | list[float]]:
+        context = self.broadcast(before, cohort)
+        clipped, stability = [], []
+        for position, n in enumerate(cohort.members):
+            member = context.of_member(position)
+            clipped.append(float(clips(before.precision, member.own.precision, self.prior)))
+            largest = max(float(a.max()) for a in self._cavity(member).precision.values())
+            stability.append(cohort.training.lr * largest * self.temperature / cohort.server.sizes[n])
+        server = flatten(after.precision).double()
+        numbers: dict[str, float | list[float]] = {
+            "precision_mean": float(server.mean()),
+            "precision_min": float(server.min()),
+            "precision_max": float(server.max()),
+            "cavity_clips": clipped,
+            "prior_stability": max(stability),
+            "stiffness": stability,
+        }
+        if isinstance(after.factors, ClientMemory):
+            rows = [after.factors[n].precision for n in cohort.members]
+            numbers["factors_negative"] = [float(sum(int((v < 0).sum()) for v in row.values())) for row in rows]
+        return numbers
+
+    def advice(self, metrics: Mapping[str, float]) -> str:
+        if self.inference == "vi" or self.prior_step == "implicit" or not overshoot_advice(metrics):
+            return ""
+        return (
+            f"prior_stability, the learning rate times the stiffest cavity over its client's samples, is "
+            f"{metrics['prior_stability']:.2g}; above 1 its step overshoots, above 2 it diverges: use "
+            "--method.prior_step implicit, or lower training.lr"
+        )
+
+    @property
+    def observes(self) -> bool:
+        return self.inference == "samples" or self.needs_squares
+
+    @property
+    def needs_squares(self) -> bool:
+        return self.inference == "laplace" and self.curvature == "path"
+
+    @property
+    def extra_passes(self) -> int:
+        return 1 if self.inference == "laplace" and self.curvature == "end" else 0
+
+    def _rate(self, cohort: Cohort) -> float:
+        """Rho."""
+        return 1 / len(cohort.members) if self.damping is None else self.damping
+
+    def _fisher(self, local: Local) -> Params:
+        """Mean of the squared gradients of the client's samples."""
+        if self.curvature == "path":
+            return zip_map(lambda t: t / local.num_epochs, local.trace)
+        weights = Weights(local.params, local.buffers)
+        return diagonal_fisher(local.task, weights, local.data, "per_sample", None)
+
+    def _factor(self, state: State, client: int, share: float) -> Factor:
+        """t_n, or what stands for it where nobody remembers any."""
+        if isinstance(state.factors, ClientMemory):
+            return state.factors[client]
+        if self.memory == "adf":
+            return Factor.flat(state.params)
+        moment = zip_map(
+            lambda s, m, x: s.double() * (m.double() - x.double()), state.precision, state.params, state.origin
+        )
+        precision = zip_map(lambda s: s - self.prior, state.precision)
+        return Factor(zip_map(lambda v: v * share, moment), zip_map(lambda v: v * share, precision))
+
+    def _cavity(self, context: Context) -> Diagonal:
+        """N(c_n, C_n^-1)."""
+        own: Own = context.own
+        return quotient(Diagonal(context.start, context.shared), own.slope, own.precision, self.prior)
