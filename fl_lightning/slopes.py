@@ -1,0 +1,103 @@
+"""What clients tell each other to first order: the slopes of their losses, as SCAFFOLD and FOLA's cavity use them.
+
+    c_n+ = c_n - c + (x - y_n) / (K_n lr)       the mean gradient along client n's path of K_n steps from x to y_n
+    c   <- c + sum_n q_n (c_n+ - c_n)           q_n: the client's weight among all clients, so that c = sum_n q_n c_n
+
+A client that adds <c - c_n, theta> to its loss then moves as everybody does on average.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_lightning.client_memory import ClientMemory
+from fl_lightning.method import Cohort, Local
+from fl_lightning.params import Params, flatten, weighted_sum, zeros, zip_map
+
+
+class Slopes(NamedTuple):
+    """The slopes of all losses.
+
+    Attributes:
+        mean: c, everybody's.
+        clients: c_n of every client; zero for those that have not taken part yet.
+    """
+
+    mean: Params
+    clients: ClientMemory[Params]
+
+    @classmethod
+    def blank(cls, params: Params) -> "Slopes":
+        """All zero."""
+        return cls(zeros(params), ClientMemory.blank(zeros(params)))
+
+    def renewed(self, cohort: Cohort, changes: Sequence[Params]) -> "Slopes":
+        """The slopes after the changes c_n+ - c_n of a cohort."""
+        move = weighted_sum(changes, cohort.shares)
+        mean = zip_map(lambda c, m: c.double().add(m).to(c.dtype), self.mean, move)
+        rows = {
+            n: zip_map(torch.add, self.clients[n], change) for n, change in zip(cohort.members, changes, strict=True)
+        }
+        return Slopes(mean, self.clients.replaced(rows))
+
+
+def change_along_path(local: Local, start: Params, mean: Params) -> Params:
+    """The change c_n+ - c_n of a client that has trained from `start` with c - c_n added to its gradient."""
+    length = local.num_steps * local.training.lr
+    if length == 0:  # the path says nothing about the gradient
+        return zeros(start)
+
+    def change(x: Tensor, y: Tensor, c: Tensor) -> Tensor:  # c_n itself drops out
+        return ((x.double() - y.double()) / length - c.double()).to(x.dtype)
+
+    return zip_map(change, start, local.params, mean)
+
+
+def excesses(before: Slopes, cohort: Cohort, changes: Sequence[Params]) -> list[float]:
+    """How far each member's new slope is from the mean: sqrt(K_n) ||c_n+ - c+|| over the cohort's root mean square.
+
+    A mean of K gradients is known up to 1/sqrt(K); in these units clients of very different sizes are alike.
+    """
+    after = before.renewed(cohort, changes)
+    distances = [
+        sqrt(num_steps(cohort, n, epochs)) * _norm(zip_map(_minus, after.clients[n], after.mean))
+        for n, epochs in zip(cohort.members, cohort.epochs, strict=True)
+    ]
+    usual = sqrt(sum(weight * distance**2 for weight, distance in zip(cohort.weights, distances, strict=True)))
+    return [distance / usual if usual > 0 else 0.0 for distance in distances]
+
+
+def limited(before: Slopes, cohort: Cohort, changes: Sequence[Params], limit: float) -> list[Params]:
+    """The changes, where no member's slope ends farther from the mean than `limit` of `excesses`.
+
+    The slope of a client with a handful of samples can feed on itself: its K_n lr is short, its curvature times lr may
+    exceed 2, and the correction keeps it where that is so. With equal K_n a client with at least 1 / (1 + limit^2) of
+    the weight is never limited, since c - c_n add up to zero.
+    """
+    if limit == float("inf"):
+        return list(changes)
+    after = before.renewed(cohort, changes)
+    result = []
+    for n, change, excess in zip(cohort.members, changes, excesses(before, cohort, changes), strict=True):
+        if excess > limit:
+            share = 1 - limit / excess
+            change = zip_map(lambda d, c, own, s=share: d + s * (c - own), change, after.mean, after.clients[n])
+        result.append(change)
+    return result
+
+
+def num_steps(cohort: Cohort, client: int, epochs: int) -> int:
+    """K_n of a member of the cohort."""
+    server = cohort.server
+    return epochs * cohort.training.steps_per_epoch(server.sizes[client], server.smallest_batch)
+
+
+def _minus(a: Tensor, b: Tensor) -> Tensor:
+    return a.double() - b.double()
+
+
+def _norm(params: Params) -> float:
+    return float(flatten(params).norm())
