@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client_memory import ClientMemory
+from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Local
 from fl_lightning.params import Params, flatten, weighted_sum, zeros, zip_map
+from fl_lightning.training import Training
 
 
 class Slopes(NamedTuple):
@@ -44,6 +46,20 @@ class Slopes(NamedTuple):
         return Slopes(mean, self.clients.replaced(rows))
 
 
+def check(who: str, training: Training) -> None:
+    """Raise `UserError` for optimisers along whose path (x - y_n) / (K_n lr) is no mean gradient."""
+    require(
+        training.momentum == 0,
+        f"{who} takes mean gradients from plain SGD, expected training.momentum 0, got {training.momentum}; "
+        "set --training.momentum 0 or leave it out",
+    )
+    require(
+        training.clip_norm is None,
+        f"{who} adds a correction that must not be clipped, expected training.clip_norm null, got "
+        f"{training.clip_norm}; set --training.clip_norm null, or lower training.lr if it diverges",
+    )
+
+
 def change_along_path(local: Local, start: Params, mean: Params) -> Params:
     """The change c_n+ - c_n of a client that has trained from `start` with c - c_n added to its gradient."""
     length = local.num_steps * local.training.lr
@@ -57,25 +73,30 @@ def change_along_path(local: Local, start: Params, mean: Params) -> Params:
 
 
 def excesses(before: Slopes, cohort: Cohort, changes: Sequence[Params]) -> list[float]:
-    """How far each member's new slope is from the mean: sqrt(K_n) ||c_n+ - c+|| over the cohort's root mean square.
+    """How far each member's new slope is from the mean, sqrt(K_n) ||c_n+ - c+||, in units of the others' distances.
 
-    A mean of K gradients is known up to 1/sqrt(K); in these units clients of very different sizes are alike.
+    The unit is their root mean square. A mean of K gradients is known up to 1/sqrt(K): with the root clients of very
+    different sizes are alike.
     """
     after = before.renewed(cohort, changes)
     distances = [
         sqrt(num_steps(cohort, n, epochs)) * _norm(zip_map(_minus, after.clients[n], after.mean))
         for n, epochs in zip(cohort.members, cohort.epochs, strict=True)
     ]
-    usual = sqrt(sum(weight * distance**2 for weight, distance in zip(cohort.weights, distances, strict=True)))
-    return [distance / usual if usual > 0 else 0.0 for distance in distances]
+    parts = [weight * distance**2 for weight, distance in zip(cohort.weights, distances, strict=True)]
+    result = []
+    for position, (weight, distance) in enumerate(zip(cohort.weights, distances, strict=True)):
+        others = sum(parts[:position] + parts[position + 1 :])  # not by a difference: one may be all there is
+        result.append(distance / sqrt(others / (1 - weight)) if others > 0 else 0.0)
+    return result
 
 
 def limited(before: Slopes, cohort: Cohort, changes: Sequence[Params], limit: float) -> list[Params]:
-    """The changes, where no member's slope ends farther from the mean than `limit` of `excesses`.
+    """The changes, where no member's slope ends farther from the mean than `limit` times the unit of `excesses`.
 
     The slope of a client with a handful of samples can feed on itself: its K_n lr is short, its curvature times lr may
-    exceed 2, and the correction keeps it where that is so. With equal K_n a client with at least 1 / (1 + limit^2) of
-    the weight is never limited, since c - c_n add up to zero.
+    exceed 2, and the correction keeps it where that is so. With equal K_n a client with at least 1 / (1 + limit) of
+    the weight is never limited, since the distances c - c_n add up to zero.
     """
     if limit == float("inf"):
         return list(changes)

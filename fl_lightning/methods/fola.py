@@ -30,6 +30,17 @@ C the Hessian of softmax regression, or the Gauss-Newton matrix of another netwo
     (sum_n p_n Lambda_n + gamma I) mu_S = sum_n p_n (Lambda_n + gamma I) mu_n
 
 With e_full, F_n is the vector of that matrix's eigenvalues, used as if it were a diagonal.
+
+With `cavity`, what the server says to a client leaves the client's own contribution out, as expectation propagation
+does. With the slopes c_n of the clients' losses, c = sum_n q_n c_n (SCAFFOLD's control variates, `slopes.py`),
+
+    J_n(theta) = L_n(theta) + <c - c_n, theta> + (strength / 2) (theta - mu_S)^T Lambda_S (theta - mu_S)     r > 1
+    c_n       <- c_n - c + (mu_S - mu_n) / (K_n lr)      limited, see `slopes.limited`
+    mu_S      <- mu_S + sum_n p_n (mu_n - mu_S)          r > 1; in round 1 the product
+
+Each client then aims at the optimum of all: precisions, which say whose optimum to believe where, weigh the models in
+round 1 alone. On quadratic losses the optimum of all, with its slopes, is a fixed point for every strength, which it is
+not without the cavity. With strength 0, aggregation average and no limit this is SCAFFOLD.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,6 +49,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from fl_lightning import slopes
 from fl_lightning.batching import couples_samples
 from fl_lightning.curvature import form as curvature_form
 from fl_lightning.curvature.e_full import EigenOrder
@@ -52,7 +64,8 @@ from fl_lightning.gaussian.product import product
 from fl_lightning.gaussian.similarity import cosines
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
 from fl_lightning.params import Params, average, cast_like, count, flatten, weighted_sum, zeros, zip_map
-from fl_lightning.penalty import Detached, Penalty, Quadratic, overshoot_advice
+from fl_lightning.penalty import Detached, Linear, Penalty, Quadratic, Sum, overshoot_advice
+from fl_lightning.slopes import Slopes
 from fl_lightning.task import Weights
 from fl_lightning.training import Training
 
@@ -64,18 +77,21 @@ class State(NamedTuple):
         params: mu_S.
         precision: Lambda_S: named like the parameters, or one matrix.
         raises: How often the damping of a full product had to be multiplied by 10; nothing for the diagonal forms.
+        slopes: c and c_n, with the cavity.
     """
 
     params: Params
     precision: Params
     raises: torch.Tensor | tuple[()] = ()
+    slopes: Slopes | tuple[()] = ()
 
 
 class Shared(NamedTuple):
-    """What is sent beside the model: Lambda_S and the round."""
+    """What is sent beside the model: Lambda_S, the round and, with the cavity, c."""
 
     precision: Params
     round: int
+    slope: Params | tuple[()] = ()
 
 
 # The models after every step, flat: full curvature is taken after training, at the models along its path.
@@ -83,10 +99,11 @@ Path = tuple[torch.Tensor, ...]
 
 
 class Report(NamedTuple):
-    """The local posterior N(mu_n, Lambda_n^-1)."""
+    """The local posterior N(mu_n, Lambda_n^-1) and, with the cavity, the change of c_n."""
 
     params: Params
     precision: Params
+    change: Params | tuple[()] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +131,8 @@ class Fola(Method):
             steps (the paper's algorithm).
         round_scaling: Lambda_n = F/r + (r-1)/r Lambda_S (paper), or F + Lambda_S with 1/r in the prior loss (code).
         detached_prior: Emulate the published code, whose prior loss has no gradient.
+        cavity: From round 2 on, correct each client by what the others' losses do and its own does not, and average.
+        cavity_limit: How many times as far from the mean as the others' a client's slope may be; inf is no limit.
     """
 
     aggregation: Literal["product", "average"] = "product"
@@ -129,12 +148,17 @@ class Fola(Method):
     normalisation: Literal["mean", "sum_epochs", "sum_steps"] = "mean"
     round_scaling: Literal["paper", "code"] = "paper"
     detached_prior: bool = False
+    cavity: bool = False
+    cavity_limit: float = 5.0
 
     def __post_init__(self) -> None:
         require(0 <= self.strength < float("inf"), f"method.strength must be finite and >= 0, got {self.strength}")
         require(0 <= self.damping < float("inf"), f"method.damping must be finite and >= 0, got {self.damping}")
+        require(self.cavity_limit > 0, f"method.cavity_limit must be > 0, got {self.cavity_limit}")
 
     def check(self, training: Training, server: Server) -> None:
+        if self.cavity:
+            slopes.check("method.cavity", training)
         form = self.curvature_form
         require(
             self.eigen_order == "ascending" or form == "e_full",
@@ -159,12 +183,23 @@ class Fola(Method):
 
     def init(self, params: Params, num_clients: int) -> State:
         raises = torch.zeros((), dtype=torch.long) if self.curvature_form == "full" else ()
-        return State(params, curvature_form.nothing(self.curvature_form, params), raises)
+        memory = Slopes.blank(params) if self.cavity else ()
+        return State(params, curvature_form.nothing(self.curvature_form, params), raises, memory)
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
-        return Context(state.params, Shared(state.precision, cohort.round))
+        if not isinstance(state.slopes, Slopes):
+            return Context(state.params, Shared(state.precision, cohort.round))
+        shared = Shared(state.precision, cohort.round, state.slopes.mean)
+        return Context(state.params, shared, state.slopes.clients.stacked(cohort.members))
 
     def penalty(self, context: Context) -> Penalty | None:
+        prior = self._prior_loss(context)
+        if not self.cavity or context.shared.round == 1:  # all slopes are still equal
+            return prior
+        others = Linear(zip_map(torch.sub, context.shared.slope, context.own))
+        return others if prior is None else Sum(others, prior)
+
+    def _prior_loss(self, context: Context) -> Penalty | None:
         prior: Shared = context.shared
         if self.strength == 0 or prior.round == 1:  # Lambda_S is still zero
             return None
@@ -193,6 +228,12 @@ class Fola(Method):
         return zip_map(lambda t, g: t + g.square() * share, trace, step.grad)
 
     def report(self, local: Local, context: Context) -> Report:
+        posterior = self._posterior(local, context)
+        if not self.cavity:
+            return posterior
+        return posterior._replace(change=slopes.change_along_path(local, context.start, context.shared.slope))
+
+    def _posterior(self, local: Local, context: Context) -> Report:
         curvature = self._curvature(local, context.start)
         if self.curvature == "offline":
             return Report(local.params, curvature)
@@ -223,7 +264,15 @@ class Fola(Method):
         return curvature_form.along_path(self.curvature_form, self.eigen_order, local, start, local.trace, equal)
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
-        averaged = self.aggregation == "average" or (len(reports) == 1 and self.damping_place == "both")
+        after = self._merged(state, cohort, reports)
+        if not isinstance(state.slopes, Slopes):
+            return after
+        changes = [report.change for report in reports if isinstance(report.change, dict)]
+        changes = slopes.limited(state.slopes, cohort, changes, self.cavity_limit)
+        return after._replace(slopes=state.slopes.renewed(cohort, changes))
+
+    def _merged(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
+        averaged = self._averages(cohort.round) or (len(reports) == 1 and self.damping_place == "both")
         if self.curvature_form == "full" and not averaged:
             gamma = self._common_gamma(cohort, reports)
             combined = Full.product([Full(r.params, r.precision[MATRIX]) for r in reports], cohort.weights, gamma)
@@ -233,7 +282,7 @@ class Fola(Method):
         if averaged:
             params = average(state.params, [report.params for report in reports], cohort.weights)
         else:
-            experts = [Diagonal(*report) for report in reports]
+            experts = [Diagonal(report.params, report.precision) for report in reports]
             params = product(experts, cohort.weights, gamma if self.damping_place == "both" else 0.0).mean
             if self.damping_place == "denominator":
                 params = zip_map(lambda m, a: (m * _ratio(a, a + gamma)).to(m.dtype), params, precision)
@@ -241,7 +290,10 @@ class Fola(Method):
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         gamma = self._common_gamma(cohort, reports) if self.damping_place == "both" else 0.0
-        return [curvature_form.gaussian(self.curvature_form, *report).damped(gamma) for report in reports]
+        return [
+            curvature_form.gaussian(self.curvature_form, report.params, report.precision).damped(gamma)
+            for report in reports
+        ]
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
@@ -264,7 +316,11 @@ class Fola(Method):
             numbers["damping_raised"] = float(after.raises) if isinstance(after.raises, torch.Tensor) else 0.0
         else:
             precision = weighted_sum(diagonals, cohort.weights)
-            numbers["weight_shift"] = self._weight_shift(reports, precision, cohort.weights)
+            shifted = not self._averages(cohort.round)
+            numbers["weight_shift"] = self._weight_shift(reports, precision, cohort.weights) if shifted else 0.0
+        if isinstance(before.slopes, Slopes):
+            changes = [report.change for report in reports if isinstance(report.change, dict)]
+            numbers["slope_excess"] = slopes.excesses(before.slopes, cohort, changes)
         if len(reports) > 1:
             names = ("precision_cosine", "precision_cosine_minmax")
             numbers |= dict(zip(names, cosines([report.precision for report in reports]), strict=True))
@@ -292,6 +348,10 @@ class Fola(Method):
     @property
     def extra_passes(self) -> int:
         return 0 if self.curvature == "online" and self.curvature_form == "diagonal" else 1
+
+    def _averages(self, round: int) -> bool:
+        """Whether models are averaged, because the user says so or because they all aim at the same optimum."""
+        return self.aggregation == "average" or (self.cavity and round > 1)
 
     @property
     def _accumulates(self) -> bool:
@@ -324,8 +384,6 @@ class Fola(Method):
         It fades like 1/r, since all clients share the term of Lambda_S: most of the product's effect is in the first
         rounds.
         """
-        if self.aggregation == "average":
-            return 0.0
         gamma = self._gamma(precision) if self.damping_place == "both" else 0.0
         shift = 0.0
         for report, weight in zip(reports, weights, strict=True):
