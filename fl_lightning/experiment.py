@@ -201,7 +201,7 @@ def _compute(
 ) -> Progress:
     problem, key = problem or build(config), identity(config)
     task, folder = task_of(config.method, problem.task), folder_of(config, out)
-    start = initial(config.method, task, len(problem.clients))
+    start = initial(config.method, task, len(problem.clients), problem.dataset)
     saved = saved_rounds(config, out, start, fresh)
     history = list(saved.history) if saved else []
     if len(history) == config.federation.rounds:

@@ -124,16 +124,17 @@ def set_up(
 
 def beginning(method: Method, task: Task, server: Server) -> Snapshot:
     """The server before round 1."""
-    start = initial(method, task, len(server.sizes))
+    start = initial(method, task, len(server.sizes), server.holdout.dataset)
     return start._replace(state=method.prepare(start.state, server))
 
 
-def initial(method: Method, task: Task, num_clients: int) -> Snapshot:
+def initial(method: Method, task: Task, num_clients: int, dataset: Dataset) -> Snapshot:
     """The server before it has prepared anything, on a copy of the weights: the task's own are there for other runs,
     even beside a method that breaks the rules and writes into its state.
     """
     params, buffers = (zip_map(torch.clone, part) for part in task.initial)
-    return Snapshot(0, method.init(params, num_clients), buffers)
+    x = dataset.inputs(dataset.train_x[:1].to(task.device), task.dtype)
+    return Snapshot(0, method.begin(params, num_clients, task, x), buffers)
 
 
 def run_round(

@@ -207,6 +207,10 @@ class Method(ABC):
     def init(self, params: Params, num_clients: int) -> Any:
         """The server's state before the first round. Later states have the same structure and shapes."""
 
+    def begin(self, params: Params, num_clients: int, task: Task, x: Tensor) -> Any:
+        """The same for a method whose state depends on the network itself, at work on an input x."""
+        return self.init(params, num_clients)
+
     def prepare(self, state: Any, server: Server) -> Any:
         """Work of the server before the first round, such as a warm-up; not repeated on resume."""
         return state
@@ -254,12 +258,13 @@ class Method(ABC):
         return ()
 
     def traffic(self, message: Any) -> float:
-        """How many float32 numbers it takes to send a message; a bit is 1/32.
+        """How many float32 numbers it takes to send a message; a bit is 1/32, a Gaussian knows how it is sent.
 
         Args:
             message: To a client, its context without `own`, or from it, its report; and the model's buffers: a pair.
         """
-        return count(message)
+        leaves = pytree.tree_leaves(message, is_leaf=lambda node: isinstance(node, Gaussian))
+        return sum(leaf.numbers_sent() if isinstance(leaf, Gaussian) else count(leaf) for leaf in leaves)
 
     def advice(self, metrics: Mapping[str, float]) -> str:
         """What the user should hear about the numbers of a round, such as a step that overshoots; mostly nothing."""

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from fl_lightning.errors import UserError
+from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.methods.fola import Fola, State
 from fl_lightning.record import Measurement, Snapshot
 from fl_lightning.runs import checkpoint
@@ -10,7 +11,7 @@ from tests.cases import equal_bits, ragged
 
 def snapshot(round=1, value=1.0):
     shared = torch.full((2, 3), value)
-    return Snapshot(round, State({"w": shared}, {"w": shared}), {"n": torch.tensor(round)})
+    return Snapshot(round, State(Diagonal({"w": shared}, {"w": shared})), {"n": torch.tensor(round)})
 
 
 HISTORY = [Measurement({"GA": 0.1 + 0.2, "LA": float("nan")}, {"client": [0, 3]})]
@@ -24,7 +25,7 @@ def test_everything_comes_back_to_the_bit(tmp_path):
     saved = checkpoint.read(tmp_path, "id", start)
     assert saved.snapshot.round == 3
     assert equal_bits(saved.snapshot.state.params, record.after.state.params)
-    assert equal_bits(saved.snapshot.state.precision, record.after.state.precision)
+    assert equal_bits(saved.snapshot.state.posterior.precision, record.after.state.posterior.precision)
     assert saved.history[0].metrics["GA"] == 0.1 + 0.2
     assert saved.history[0].clients == {"client": [0, 3]}
 
@@ -81,7 +82,7 @@ def test_another_configuration_is_refused(tmp_path):
 
 def test_another_shape_is_refused(tmp_path):
     checkpoint.write(tmp_path, "id", snapshot(), HISTORY)
-    other = Snapshot(0, State({"w": torch.zeros(5)}, {"w": torch.zeros(5)}), {"n": torch.tensor(0)})
+    other = Snapshot(0, State(Diagonal({"w": torch.zeros(5)}, {"w": torch.zeros(5)})), {"n": torch.tensor(0)})
     with pytest.raises(UserError, match="does not fit the method"):
         checkpoint.read(tmp_path, "id", other)
 

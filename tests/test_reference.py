@@ -11,6 +11,7 @@ from fl_lightning.config import configure
 from fl_lightning.curvature import full, gauss_newton
 from fl_lightning.data.plan import ClientData
 from fl_lightning.errors import UserError
+from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.params import flatten
@@ -20,7 +21,7 @@ from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.saved import load_reference
-from tests.cases import ragged
+from tests.cases import equal_bits, ragged
 
 
 def softmax_case():
@@ -88,7 +89,7 @@ def test_the_precision_that_the_run_kept(form, tmp_path):
     state = saved(case, Fola(curvature_form=form, strength=0.0), tmp_path).state
     model = other_model(state.params)
     offset = flatten(model) - flatten(state.params)
-    matrix = state.precision["matrix"] if form == "full" else flatten(state.precision).diag()
+    matrix = state.posterior.matrix if form == "full" else flatten(state.posterior.precision).diag()
     assert loaded(case, tmp_path, "run").distances([model]) == pytest.approx([float(0.5 * offset @ matrix @ offset)])
 
 
@@ -124,7 +125,9 @@ def test_the_model_of_a_checkpoint_is_read_without_knowing_its_method(tmp_path):
     found = checkpoint.read_parts(tmp_path)
     assert found.params.keys() == snapshot.state.params.keys()
     assert all(torch.equal(found.params[k], v) for k, v in snapshot.state.params.items())
-    assert all(torch.equal(found.state["precision"][k], v) for k, v in snapshot.state.precision.items())
+    assert isinstance(found.posterior, Diagonal)
+    assert equal_bits(found.posterior.mean, snapshot.state.params)
+    assert equal_bits(found.posterior.precision, snapshot.state.posterior.precision)
     assert checkpoint.identity_of(tmp_path) == "identity after round 3"
 
 

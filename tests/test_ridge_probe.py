@@ -36,18 +36,19 @@ def test_accuracy_along_the_ridge(form):
     found = ridge.measure(method, case.task(), case.dataset, record)
     assert set(found) == {"r2_share", "r2_line", "r2_ridge", "r2_precision"}
     reports = record.reports
-    matrices = [r.precision["matrix"] if form == "full" else flatten(r.precision).diag() for r in reports]
+    matrices = [r.posterior.matrix if form == "full" else flatten(r.posterior.precision).diag() for r in reports]
     total = sum(w * m for w, m in zip(record.cohort.weights, matrices, strict=True))
     gamma = 0.01 * float(total.diagonal().mean())
     one, two = (m + gamma * torch.eye(18, dtype=torch.float64) for m in matrices)
-    mean_one, mean_two = (flatten(r.params) for r in reports)
+    like = reports[0].posterior.mean
+    mean_one, mean_two = (flatten(r.posterior.mean) for r in reports)
     for share, on_ridge, on_line in zip(found["r2_share"], found["r2_ridge"], found["r2_line"], strict=True):
         left = share * one + (1 - share) * two
         right = share * one @ mean_one + (1 - share) * two @ mean_two
         theta = torch.linalg.solve(left, right)
-        assert on_ridge == accuracy(case, unflatten(theta, reports[0].params))
-        assert on_line == accuracy(case, unflatten(share * mean_one + (1 - share) * mean_two, reports[0].params))
-    whole = matrices[0] if form == "full" else flatten(reports[0].precision) + gamma
+        assert on_ridge == accuracy(case, unflatten(theta, like))
+        assert on_line == accuracy(case, unflatten(share * mean_one + (1 - share) * mean_two, like))
+    whole = matrices[0] if form == "full" else flatten(reports[0].posterior.precision) + gamma
     expected = (whole - whole.min()) / (whole.max() - whole.min())
     assert np.allclose(found["r2_precision"], expected.numpy(), atol=1e-3)
 
@@ -61,9 +62,9 @@ def test_methods_without_posteriors_have_the_straight_line_only():
 def test_the_probe_leaves_the_run_alone():
     case, method = two_clients(), Fola(curvature_form="full", strength=0.0)
     record = case.run(method, rounds=1)[0]
-    kept = [report.precision["matrix"].clone() for report in record.reports]
+    kept = [report.posterior.matrix.clone() for report in record.reports]
     ridge.measure(method, case.task(), case.dataset, record)
-    assert all(torch.equal(r.precision["matrix"], k) for r, k in zip(record.reports, kept, strict=True))
+    assert all(torch.equal(r.posterior.matrix, k) for r, k in zip(record.reports, kept, strict=True))
 
 
 def test_arrays_are_added_to_those_of_earlier_rounds(tmp_path):

@@ -1,14 +1,16 @@
 """Gaussians with diagonal precision: one number per parameter."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zip_map
+from fl_lightning.gaussian.merging import Merging
+from fl_lightning.params import Params, cast_like, count, flatten, weighted_sum, zip_map
+from fl_lightning.penalty import Penalty, Quadratic
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,59 @@ class Diagonal(Gaussian):
                 mean[name] = moment.div_(total)
             precision[name] = total
         return cls(cast_like(mean, like.mean), cast_like(precision, like.precision))
+
+    @classmethod
+    def merged(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
+        like = experts[0]
+        precision, gamma = _sum_and_damping(experts, weights, merging)
+        mean = cls.product(experts, weights, gamma if merging.everywhere else 0.0).mean
+        if not merging.everywhere:
+            mean = zip_map(lambda m, a: (m * _ratio(a, a + gamma)).to(m.dtype), mean, precision)
+        return cls(mean, cast_like(precision, like.precision))
+
+    @classmethod
+    def common_damping(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> float:
+        return _sum_and_damping(experts, weights, merging)[1]
+
+    @classmethod
+    def weight_shift(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> float:
+        """Mean over parameters of the l1 distance of the effective weights w_n Lambda_n / sum from w_n.
+
+        It fades like 1/r if all experts share the term of earlier rounds: most of the product's effect is in the first
+        rounds.
+        """
+        precision, gamma = _sum_and_damping(experts, weights, merging)
+        gamma = gamma if merging.everywhere else 0.0
+        shift = 0.0
+        for expert, weight in zip(experts, weights, strict=True):
+            for name, total in precision.items():
+                ratio = _ratio(expert.precision[name].double().add(gamma), total + gamma)
+                shift += weight * float(ratio.sub_(1.0).abs_().sum())
+        return shift / count(precision)
+
+    def diagonal(self) -> Params:
+        return self.precision
+
+    def largest_eigenvalue(self) -> float:
+        return max(float(value.max()) for value in self.precision.values())
+
+    def parts(self) -> Params:
+        return self.precision
+
+    def with_parts(self, parts: Params) -> Self:
+        return replace(self, precision=parts)
+
+    def pull(self, strength: float, damping: float = 0.0) -> Penalty:
+        return Quadratic(self.mean, zip_map(lambda a: (a + damping) * strength, self.precision))
+
+
+def _sum_and_damping(experts: Sequence[Diagonal], weights: Sequence[float], merging: Merging) -> tuple[Params, float]:
+    """The sum of w_n Lambda_n in float64, and gamma, which may be relative to it."""
+    precision = weighted_sum((expert.precision for expert in experts), weights)
+    total = sum(float(value.sum()) for value in precision.values())
+    return precision, merging.gamma(total, count(precision))
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """The quotient part / whole, and 1 where both are zero: without any precision a client counts as in an average."""
+    return torch.where(whole > 0, part / whole, 1.0)

@@ -3,22 +3,40 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from fl_lightning.params import Params, count, flatten, zip_map
+from fl_lightning.gaussian.merging import Merging
+from fl_lightning.gaussian.prior import PriorLoss
+from fl_lightning.gaussian.similarity import cosines
+from fl_lightning.params import Params, cast_like, count, flatten, weighted_sum, zip_map
+from fl_lightning.penalty import Penalty
 
 
 class Gaussian(ABC):
     """N(mu, Lambda^-1) over named parameters. Lambda is an operator: some forms never hold it as a matrix.
+
+    A form is a frozen dataclass whose fields are tensors, dicts of tensors, other Gaussians and numbers. For torch it
+    is a tree of tensors, so that checkpoints, traffic and engines take it as they take any state. A Gaussian that is
+    sent beside its mean has an empty one.
 
     Attributes:
         mean: mu.
     """
 
     mean: Params
+    # Fields that say how a form is built, and are the same in every round: no leaves of the tree.
+    static: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _register(cls)
+
+    # What a form must have.
 
     @abstractmethod
     def apply(self, vector: Params) -> Params:
@@ -39,7 +57,99 @@ class Gaussian(ABC):
     @classmethod
     @abstractmethod
     def product(cls, experts: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
-        """The Gaussian proportional to prod_n q_n^w_n, after damping every expert; see `posterior.product`."""
+        """The Gaussian proportional to prod_n q_n^w_n, after damping every expert; see `product.product`."""
+
+    @abstractmethod
+    def diagonal(self) -> Params:
+        """The diagonal of Lambda, shaped like the mean."""
+
+    @abstractmethod
+    def largest_eigenvalue(self) -> float:
+        """Of Lambda, possibly from below."""
+
+    @abstractmethod
+    def parts(self) -> Params:
+        """The tensors that Lambda is made of, by names of the form's own."""
+
+    @abstractmethod
+    def with_parts(self, parts: Params) -> Self:
+        """The Gaussian with the same mean and a precision made of other tensors: the inverse of `parts`."""
+
+    # What follows from that; a form that knows better overrides it.
+
+    @classmethod
+    def merged(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
+        """The server's posterior: mean of the product of the damped experts, and their mean precision without damping.
+
+        Args:
+            experts: The clients' posteriors.
+            weights: p_n; they sum to 1.
+            merging: How much damping, and how it is computed.
+        """
+        gamma = cls.common_damping(experts, weights, merging)
+        combined = cls.product(experts, weights, gamma)
+        return cls.summed(experts, weights, merging).with_mean(combined.mean)
+
+    @classmethod
+    def damped_experts(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> list[Self]:
+        """The experts as they enter the product."""
+        gamma = cls.common_damping(experts, weights, merging) if merging.everywhere else 0.0
+        return [expert.damped(gamma) for expert in experts]
+
+    @classmethod
+    def common_damping(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> float:
+        """The damping gamma of the product of these experts, whose traces are enough to know it."""
+        gammas = (merging.gamma(expert.trace(), expert.size) for expert in experts)
+        return sum(weight * gamma for weight, gamma in zip(weights, gammas, strict=True))
+
+    @classmethod
+    def summed(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
+        """The precision sum_n w_n Lambda_n in the form, with the mean of the first expert."""
+        parts = [expert.parts() for expert in experts]
+        return experts[0].with_parts(cast_like(weighted_sum(parts, weights), parts[0]))
+
+    @classmethod
+    def weight_shift(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> float | None:
+        """How far the effective weights of the experts are from w_n, for forms that have such weights."""
+        return None
+
+    @classmethod
+    def alikeness(cls, experts: Sequence[Self]) -> dict[str, float]:
+        """How alike the experts' precisions are; see `similarity.cosines`."""
+        names = ("precision_cosine", "precision_cosine_minmax")
+        return dict(zip(names, cosines([expert.parts() for expert in experts]), strict=True))
+
+    def over_rounds(self, share: float, earlier: Self, earlier_share: float) -> Self:
+        """The precision share * Lambda + earlier_share * Lambda', with the own mean. The Gaussian itself is used up."""
+        return self.with_parts(zip_map(lambda f, a: f * share + a * earlier_share, self.parts(), earlier.parts()))
+
+    def prior(self, exact: bool) -> "Gaussian":
+        """The Gaussian of which a prior loss is made: this one, or a cheaper one if it need not be exact."""
+        return self
+
+    def pull(self, strength: float, damping: float = 0.0) -> Penalty:
+        """The prior loss (strength / 2) (theta - mu)^T (Lambda + damping I) (theta - mu)."""
+        return PriorLoss(self.damped(damping), strength)
+
+    def notes(self) -> dict[str, float]:
+        """Numbers worth logging of the product that made this Gaussian."""
+        return {}
+
+    def numbers_sent(self) -> int:
+        """How many numbers it takes to send it."""
+        return count(self.mean) + count(self.parts())
+
+    def with_mean(self, mean: Params) -> Self:
+        return replace(self, mean=mean)  # type: ignore[type-var] # every form is a dataclass
+
+    @property
+    def size(self) -> int:
+        """d, the number of parameters."""
+        return count(self.mean)
+
+    def trace(self) -> float:
+        """The sum of the diagonal of Lambda."""
+        return sum(float(value.double().sum()) for value in self.diagonal().values())
 
     def quadratic(self, vector: Params) -> Tensor:
         """v^T Lambda v, in float64."""
@@ -53,3 +163,38 @@ class Gaussian(ABC):
     def log_density(self, params: Params) -> Tensor:
         """The logarithm of N(theta | mu, Lambda^-1)."""
         return 0.5 * (self.log_determinant() - count(self.mean) * math.log(2 * math.pi)) - self.distance(params)
+
+
+def _register(cls: type[Gaussian]) -> None:
+    """Make a form a node of torch's trees, whose fields are its children."""
+
+    def names() -> list[str]:
+        return [field.name for field in fields(cls) if field.name not in cls.static]  # type: ignore[arg-type]
+
+    def flatten(gaussian: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(gaussian, name) for name in names()], tuple(getattr(gaussian, name) for name in cls.static)
+
+    def with_keys(gaussian: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        children, context = flatten(gaussian)
+        return [(pytree.GetAttrKey(name), child) for name, child in zip(names(), children, strict=True)], context
+
+    def unflatten(children: Any, context: Any) -> Gaussian:
+        return cls(**dict(zip(names(), children, strict=True)), **dict(zip(cls.static, context, strict=True)))
+
+    pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        to_dumpable_context=_plain,
+        from_dumpable_context=_frozen,
+        flatten_with_keys_fn=with_keys,
+    )
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

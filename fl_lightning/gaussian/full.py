@@ -5,13 +5,14 @@ are read in blocks of rows wherever float64 is only needed in passing.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fl_lightning.gaussian.form import Gaussian
+from fl_lightning.gaussian.merging import Merging
 from fl_lightning.params import Params, cast_like, flatten, unflatten, weighted_sum
 from fl_lightning.system import activity
 
@@ -127,6 +128,38 @@ class Full(Gaussian):
         raised, raises = found.damping, found.raises
         del found  # before the sum is formed once more
         return cls(cast_like(mean, like.mean), total().to(like.matrix.dtype), raised, raises)
+
+    @classmethod
+    def merged(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
+        # Without a second sum: the product's matrix is it.
+        combined = cls.product(experts, weights, cls.common_damping(experts, weights, merging))
+        return replace(combined, damping=0.0)
+
+    def diagonal(self) -> Params:
+        return unflatten(self._diagonal(), self.mean)
+
+    def trace(self) -> float:
+        return float(self._diagonal().double().sum())
+
+    def _diagonal(self) -> Tensor:
+        diagonal = self.matrix.diagonal()
+        return diagonal + self.damping if self.damping else diagonal
+
+    def largest_eigenvalue(self) -> float:
+        return largest_eigenvalue(self.matrix) + self.damping
+
+    def parts(self) -> Params:
+        return {"matrix": self.matrix}
+
+    def with_parts(self, parts: Params) -> Self:
+        return type(self)(self.mean, parts["matrix"], self.damping)
+
+    def over_rounds(self, share: float, earlier: Self, earlier_share: float) -> Self:
+        # In place on a matrix that nobody else holds: copies would take gigabytes.
+        return self.with_parts({"matrix": self.matrix.mul_(share).add_(earlier.matrix, alpha=earlier_share)})
+
+    def notes(self) -> dict[str, float]:
+        return {"damping_raised": float(self.raises)}
 
 
 def largest_eigenvalue(matrix: Tensor, steps: int = 30) -> float:

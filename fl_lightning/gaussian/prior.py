@@ -1,13 +1,16 @@
 """The prior loss of a Gaussian of any form."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.params import Params, flatten, zip_map
 from fl_lightning.penalty import Penalty
+
+if TYPE_CHECKING:
+    from fl_lightning.gaussian.form import Gaussian
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class PriorLoss(Penalty):
         strength: Its weight in the loss.
     """
 
-    gaussian: Gaussian
+    gaussian: "Gaussian"
     strength: float
 
     def value(self, params: Params) -> Tensor:

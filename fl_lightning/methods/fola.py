@@ -45,64 +45,56 @@ not without the cavity. With strength 0, aggregation average and no limit this i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fl_lightning import slopes
-from fl_lightning.batching import couples_samples
-from fl_lightning.curvature import form as curvature_form
 from fl_lightning.curvature.e_full import EigenOrder
-from fl_lightning.curvature.fisher import FisherKind, diagonal_fisher
-from fl_lightning.curvature.form import MATRIX, Form
+from fl_lightning.curvature.fisher import FisherKind
+from fl_lightning.curvature.form import Form, Measuring
+from fl_lightning.curvature.forms import FORMS, FormName
 from fl_lightning.errors import require
-from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.full import Full, largest_eigenvalue
-from fl_lightning.gaussian.prior import PriorLoss
-from fl_lightning.gaussian.product import product
-from fl_lightning.gaussian.similarity import cosines
+from fl_lightning.gaussian.merging import Merging
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
-from fl_lightning.params import Params, average, cast_like, count, flatten, weighted_sum, zeros, zip_map
-from fl_lightning.penalty import Detached, Linear, Penalty, Quadratic, Sum, overshoot_advice
+from fl_lightning.params import Params, average, flatten, zip_map
+from fl_lightning.penalty import Detached, Linear, Penalty, Sum, overshoot_advice
 from fl_lightning.slopes import Slopes
-from fl_lightning.task import Weights
+from fl_lightning.task import Task
 from fl_lightning.training import Training
 
 
 class State(NamedTuple):
-    """The global posterior N(mu_S, Lambda_S^-1).
+    """The global posterior.
 
     Attributes:
-        params: mu_S.
-        precision: Lambda_S: named like the parameters, or one matrix.
-        raises: How often the damping of a full product had to be multiplied by 10; nothing for the diagonal forms.
+        posterior: N(mu_S, Lambda_S^-1).
         slopes: c and c_n, with the cavity.
     """
 
-    params: Params
-    precision: Params
-    raises: torch.Tensor | tuple[()] = ()
+    posterior: Gaussian
     slopes: Slopes | tuple[()] = ()
+
+    @property
+    def params(self) -> Params:
+        """The global model mu_S."""
+        return self.posterior.mean
 
 
 class Shared(NamedTuple):
-    """What is sent beside the model: Lambda_S, the round and, with the cavity, c."""
+    """What is sent beside the model: Lambda_S, without the mean, the round and, with the cavity, c."""
 
-    precision: Params
+    prior: Gaussian
     round: int
     slope: Params | tuple[()] = ()
-
-
-# The models after every step, flat: full curvature is taken after training, at the models along its path.
-Path = tuple[torch.Tensor, ...]
 
 
 class Report(NamedTuple):
     """The local posterior N(mu_n, Lambda_n^-1) and, with the cavity, the change of c_n."""
 
-    params: Params
-    precision: Params
+    posterior: Gaussian
     change: Params | tuple[()] = ()
 
 
@@ -139,7 +131,7 @@ class Fola(Method):
     strength: float = 100.0
     curvature: Literal["online", "offline"] = "online"
     fisher: FisherKind = "minibatch"
-    curvature_form: Form = "diagonal"
+    curvature_form: FormName = "diagonal"
     eigen_order: EigenOrder = "ascending"
     damping: float = 1e-2
     damping_mode: Literal["relative", "absolute"] = "relative"
@@ -159,152 +151,97 @@ class Fola(Method):
     def check(self, training: Training, server: Server) -> None:
         if self.cavity:
             slopes.check("method.cavity", training)
-        form = self.curvature_form
-        require(
-            self.eigen_order == "ascending" or form == "e_full",
-            f"method.eigen_order {self.eigen_order} is for --method.curvature_form e_full, got {form}; leave one out",
-        )
-        require(
-            self.fisher == "minibatch" or form == "diagonal",
-            f"method.fisher {self.fisher} estimates a diagonal, and --method.curvature_form {form} uses none; "
-            "leave one out",
-        )
-        require(
-            self.fisher == "minibatch" or not couples_samples(server.task, server.holdout),
-            "method.fisher per_sample needs a model whose samples do not depend on each other, as they do with "
-            "BatchNorm; use --method.fisher minibatch or another model",
-        )
-        require(
-            self.damping_place == "both" or form != "full",
-            "method.damping_place denominator works element by element; use --method.curvature_form diagonal or e_full",
-        )
-        if form != "diagonal":
-            curvature_form.check(form, self.curvature == "online", training, server)
+        for field in sorted(
+            frozenset().union(*(form.uses for form in FORMS.values())) - FORMS[self.curvature_form].uses
+        ):
+            value = getattr(self, field)
+            owners = " or ".join(name for name, form in FORMS.items() if field in form.uses)
+            require(
+                value == type(self).__dataclass_fields__[field].default,
+                f"method.{field} {value} is for --method.curvature_form {owners}, got {self.curvature_form}; "
+                "leave one out",
+            )
+        self._form.check(self.curvature_form, training, server)
 
     def init(self, params: Params, num_clients: int) -> State:
-        raises = torch.zeros((), dtype=torch.long) if self.curvature_form == "full" else ()
-        memory = Slopes.blank(params) if self.cavity else ()
-        return State(params, curvature_form.nothing(self.curvature_form, params), raises, memory)
+        return State(self._form.nothing(params), self._no_slopes(params))
+
+    def begin(self, params: Params, num_clients: int, task: Task, x: Tensor) -> State:
+        return State(self._form.nothing(params, task, x), self._no_slopes(params))
+
+    def _no_slopes(self, params: Params) -> Slopes | tuple[()]:
+        return Slopes.blank(params) if self.cavity else ()
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
+        prior = state.posterior.with_mean({})
         if not isinstance(state.slopes, Slopes):
-            return Context(state.params, Shared(state.precision, cohort.round))
-        shared = Shared(state.precision, cohort.round, state.slopes.mean)
-        return Context(state.params, shared, state.slopes.clients.stacked(cohort.members))
+            return Context(state.params, Shared(prior, cohort.round))
+        own = state.slopes.clients.stacked(cohort.members)
+        return Context(state.params, Shared(prior, cohort.round, state.slopes.mean), own)
 
     def penalty(self, context: Context) -> Penalty | None:
-        prior = self._prior_loss(context)
+        pull = self._prior_loss(context)
         if not self.cavity or context.shared.round == 1:  # all slopes are still equal
-            return prior
+            return pull
         others = Linear(zip_map(torch.sub, context.shared.slope, context.own))
-        return others if prior is None else Sum(others, prior)
+        return others if pull is None else Sum(others, pull)
 
     def _prior_loss(self, context: Context) -> Penalty | None:
-        prior: Shared = context.shared
-        if self.strength == 0 or prior.round == 1:  # Lambda_S is still zero
+        shared: Shared = context.shared
+        if self.strength == 0 or shared.round == 1:  # Lambda_S is still zero
             return None
-        strength = self._strength_in(prior.round)
-        gamma = self._gamma_in_prior(prior.precision)
-        pull: Penalty
-        if self.curvature_form == "full":
-            pull = PriorLoss(Full(context.start, prior.precision[MATRIX], gamma), strength)
-        else:
-            pull = Quadratic(context.start, zip_map(lambda a: (a + gamma) * strength, prior.precision))
+        prior = shared.prior.with_mean(context.start)
+        pull = prior.pull(self._strength_in(shared.round), self._gamma_in_prior(prior))
         return Detached(pull) if self.detached_prior else pull
 
-    def trace(self, context: Context) -> Params | Path:
-        if self.one_by_one:
-            return ()
-        return zeros(context.start) if self.observes else {}
+    def trace(self, context: Context) -> Any:
+        return self._form.trace(context.start)
 
-    def observe(self, trace: Params | Path, step: Step) -> Params | Path:
-        if isinstance(trace, tuple):
-            return (*trace, flatten(step.params))
-        share = 1.0 if self.normalisation == "sum_steps" else step.fraction
-        if step.squares is not None:
-            return zip_map(lambda t, s: t + s * share, trace, step.squares)
-        if isinstance(share, float):
-            return zip_map(lambda t, g: torch.addcmul(t, g, g, value=share), trace, step.grad)
-        return zip_map(lambda t, g: t + g.square() * share, trace, step.grad)
+    def observe(self, trace: Any, step: Step) -> Any:
+        return self._form.observe(trace, step)
 
     def report(self, local: Local, context: Context) -> Report:
         posterior = self._posterior(local, context)
         if not self.cavity:
+            return Report(posterior)
+        return Report(posterior, slopes.change_along_path(local, context.start, context.shared.slope))
+
+    def _posterior(self, local: Local, context: Context) -> Gaussian:
+        posterior = self._form.measured(local, context.start)
+        if self.curvature == "offline":
             return posterior
-        return posterior._replace(change=slopes.change_along_path(local, context.start, context.shared.slope))
-
-    def _posterior(self, local: Local, context: Context) -> Report:
-        curvature = self._curvature(local, context.start)
-        if self.curvature == "offline":
-            return Report(local.params, curvature)
-        prior: Shared = context.shared
-        scale = 1 / local.num_epochs if self.normalisation == "mean" else 1.0
-        r = prior.round
+        shared: Shared = context.shared
+        scale, r = self._form.scale(local.num_epochs), shared.round
         own, earlier = (scale, 1.0) if self._accumulates else (scale / r, (r - 1) / r)
-        if self.curvature_form == "full":  # in place on a matrix that nobody else holds: copies would take gigabytes
-            matrix = curvature[MATRIX].mul_(own)
-            return Report(local.params, {MATRIX: matrix.add_(prior.precision[MATRIX], alpha=earlier)})
-        if self._accumulates:
-            precision = zip_map(lambda f, a: f * scale + a, curvature, prior.precision)
-        else:
-            precision = zip_map(lambda f, a: f * own + a * earlier, curvature, prior.precision)
-        return Report(local.params, precision)
-
-    def _curvature(self, local: Local, start: Params) -> Params:
-        """F_n of this round; online without the factor 1/E."""
-        if self.curvature_form == "diagonal":
-            if self.curvature == "online":
-                trace: Params = local.trace
-                return trace
-            weights = Weights(local.params, local.buffers)
-            return diagonal_fisher(local.task, weights, local.data, self.fisher, local.training.batch_size)
-        if self.curvature == "offline":
-            return curvature_form.at_end(self.curvature_form, self.eigen_order, local)
-        equal = self.normalisation == "sum_steps"
-        return curvature_form.along_path(self.curvature_form, self.eigen_order, local, start, local.trace, equal)
+        return posterior.over_rounds(own, shared.prior, earlier)
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
-        after = self._merged(state, cohort, reports)
+        posterior = self._combined(state, cohort, [report.posterior for report in reports])
         if not isinstance(state.slopes, Slopes):
-            return after
-        changes = [report.change for report in reports if isinstance(report.change, dict)]
-        changes = slopes.limited(state.slopes, cohort, changes, self.cavity_limit)
-        return after._replace(slopes=state.slopes.renewed(cohort, changes))
+            return State(posterior)
+        changes = slopes.limited(state.slopes, cohort, _changes(reports), self.cavity_limit)
+        return State(posterior, state.slopes.renewed(cohort, changes))
 
-    def _merged(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
-        averaged = self._averages(cohort.round) or (len(reports) == 1 and self.damping_place == "both")
-        if self.curvature_form == "full" and not averaged:
-            gamma = self._common_gamma(cohort, reports)
-            combined = Full.product([Full(r.params, r.precision[MATRIX]) for r in reports], cohort.weights, gamma)
-            return State(combined.mean, {MATRIX: combined.matrix}, torch.tensor(combined.raises))
-        precision = weighted_sum((report.precision for report in reports), cohort.weights)
-        gamma = self._gamma(precision)
-        if averaged:
-            params = average(state.params, [report.params for report in reports], cohort.weights)
-        else:
-            experts = [Diagonal(report.params, report.precision) for report in reports]
-            params = product(experts, cohort.weights, gamma if self.damping_place == "both" else 0.0).mean
-            if self.damping_place == "denominator":
-                params = zip_map(lambda m, a: (m * _ratio(a, a + gamma)).to(m.dtype), params, precision)
-        return State(params, cast_like(precision, state.precision), state.raises)
+    def _combined(self, state: State, cohort: Cohort, experts: Sequence[Gaussian]) -> Gaussian:
+        form, merging = type(experts[0]), self._merging
+        if self._averages(cohort.round) or (len(experts) == 1 and merging.everywhere):
+            params = average(state.params, [expert.mean for expert in experts], cohort.weights)
+            return form.summed(experts, cohort.weights, merging).with_mean(params)
+        return form.merged(experts, cohort.weights, merging)
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
-        gamma = self._common_gamma(cohort, reports) if self.damping_place == "both" else 0.0
-        return [
-            curvature_form.gaussian(self.curvature_form, report.params, report.precision).damped(gamma)
-            for report in reports
-        ]
+        experts = [report.posterior for report in reports]
+        return type(experts[0]).damped_experts(experts, cohort.weights, self._merging)
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
-        form = self.curvature_form
-        server = flatten(curvature_form.diagonal_of(form, after.precision)).double()
+        experts, weights = [report.posterior for report in reports], cohort.weights
+        server = flatten(after.posterior.diagonal()).double()
         levels = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
         quantiles = _quantiles(server, levels)
-        diagonals = [curvature_form.diagonal_of(form, report.precision) for report in reports]
-        shares = [float(flatten(diagonal).double().sum()) for diagonal in diagonals]
-        shares = [w * share for w, share in zip(cohort.weights, shares, strict=True)]
+        sums = [float(flatten(expert.diagonal()).double().sum()) for expert in experts]
+        shares = [w * share for w, share in zip(weights, sums, strict=True)]
         total = sum(shares)
         numbers: dict[str, float | list[float]] = {
             f"precision_{name}": value
@@ -312,22 +249,18 @@ class Fola(Method):
         }
         numbers["precision_mean"] = float(server.mean())
         numbers["precision_share"] = [share / total if total > 0 else 0.0 for share in shares]
-        if form == "full":
-            numbers["damping_raised"] = float(after.raises) if isinstance(after.raises, torch.Tensor) else 0.0
-        else:
-            precision = weighted_sum(diagonals, cohort.weights)
-            shifted = not self._averages(cohort.round)
-            numbers["weight_shift"] = self._weight_shift(reports, precision, cohort.weights) if shifted else 0.0
-        if isinstance(before.slopes, Slopes):
-            changes = [report.change for report in reports if isinstance(report.change, dict)]
-            numbers["slope_excess"] = slopes.excesses(before.slopes, cohort, changes)
+        numbers |= after.posterior.notes()
+        shift = type(experts[0]).weight_shift(experts, weights, self._merging)
+        if shift is not None:
+            numbers["weight_shift"] = 0.0 if self._averages(cohort.round) else shift
         if len(reports) > 1:
-            names = ("precision_cosine", "precision_cosine_minmax")
-            numbers |= dict(zip(names, cosines([report.precision for report in reports]), strict=True))
+            numbers |= type(experts[0]).alikeness(experts)
+        if isinstance(before.slopes, Slopes):
+            numbers["slope_excess"] = slopes.excesses(before.slopes, cohort, _changes(reports))
         # Of the next round, whose prior this is; a detached prior takes no step.
         strength = 0.0 if self.detached_prior else self._strength_in(cohort.round + 1)
-        largest = largest_eigenvalue(after.precision[MATRIX]) if form == "full" and strength else quantiles[-1]
-        numbers["prior_stability"] = cohort.training.lr * strength * (largest + self._gamma_in_prior(after.precision))
+        largest = after.posterior.largest_eigenvalue() if strength else 0.0
+        numbers["prior_stability"] = cohort.training.lr * strength * (largest + self._gamma_in_prior(after.posterior))
         return numbers
 
     def advice(self, metrics: Mapping[str, float]) -> str:
@@ -335,22 +268,43 @@ class Fola(Method):
 
     @property
     def needs_squares(self) -> bool:
-        return self.fisher == "per_sample" and self.curvature == "online"
+        return self._form.needs_squares
 
     @property
     def observes(self) -> bool:
-        return self.curvature == "online"
+        return self._form.observes
 
     @property
     def one_by_one(self) -> bool:
-        return self.curvature_form != "diagonal" and self.curvature == "online"
+        return self._form.one_by_one
 
     @property
     def extra_passes(self) -> int:
-        return 0 if self.curvature == "online" and self.curvature_form == "diagonal" else 1
+        return self._form.extra_passes
+
+    @property
+    def _form(self) -> Form:
+        """How curvature is measured, in the form that the user has chosen."""
+        measuring = Measuring(
+            online=self.curvature == "online",
+            fisher=self.fisher,
+            eigen_order=self.eigen_order,
+            equal_steps=self.normalisation == "sum_steps",
+            mean_over_epochs=self.normalisation == "mean",
+        )
+        return FORMS[self.curvature_form](measuring)
+
+    @property
+    def _merging(self) -> Merging:
+        """How posteriors are multiplied."""
+        return Merging(
+            damping=self.damping,
+            relative=self.damping_mode == "relative",
+            everywhere=self.damping_place == "both",
+        )
 
     def _averages(self, round: int) -> bool:
-        """Whether models are averaged, because the user says so or because they all aim at the same optimum."""
+        """Whether models are averaged: because the user says so, or because they all aim at the same optimum."""
         return self.aggregation == "average" or (self.cavity and round > 1)
 
     @property
@@ -361,41 +315,13 @@ class Fola(Method):
         """The weight of the prior loss in a round."""
         return self.strength / round if self._accumulates else self.strength
 
-    def _gamma(self, precision: Params) -> float:
-        """The damping in absolute terms, relative to the mean diagonal of a precision."""
-        if self.damping_mode == "absolute":
-            return self.damping
-        diagonal = curvature_form.diagonal_of(self.curvature_form, precision)
-        total = sum(float(value.double().sum()) for value in diagonal.values())
-        return self.damping * total / count(diagonal)
-
-    def _gamma_in_prior(self, precision: Params) -> float:
+    def _gamma_in_prior(self, posterior: Gaussian) -> float:
         """What the prior loss adds to a precision."""
-        return self._gamma(precision) if self.damping_in_prior else 0.0
-
-    def _common_gamma(self, cohort: Cohort, reports: Sequence[Report]) -> float:
-        """The damping of the product of these posteriors: their diagonals are enough to know it."""
-        gammas = (self._gamma(report.precision) for report in reports)
-        return sum(weight * gamma for weight, gamma in zip(cohort.weights, gammas, strict=True))
-
-    def _weight_shift(self, reports: Sequence[Report], precision: Params, weights: Sequence[float]) -> float:
-        """Mean over parameters of the l1 distance of the effective weights p_n Lambda_n / sum from p_n.
-
-        It fades like 1/r, since all clients share the term of Lambda_S: most of the product's effect is in the first
-        rounds.
-        """
-        gamma = self._gamma(precision) if self.damping_place == "both" else 0.0
-        shift = 0.0
-        for report, weight in zip(reports, weights, strict=True):
-            for name, total in precision.items():
-                ratio = _ratio(report.precision[name].double().add(gamma), total + gamma)
-                shift += weight * float(ratio.sub_(1.0).abs_().sum())
-        return shift / count(precision)
+        return self._merging.gamma(posterior.trace(), posterior.size) if self.damping_in_prior else 0.0
 
 
-def _ratio(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """The quotient part / whole, and 1 where both are zero: without any precision a client counts as in an average."""
-    return torch.where(whole > 0, part / whole, 1.0)
+def _changes(reports: Sequence[Report]) -> list[Params]:
+    return [report.change for report in reports if isinstance(report.change, dict)]
 
 
 def _quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:

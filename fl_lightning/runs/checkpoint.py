@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fl_lightning.client_memory import ClientMemory
 from fl_lightning.errors import UserError
+from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.record import Measurement, Snapshot
 from fl_lightning.system.atomic import write_atomically
 
@@ -45,6 +46,7 @@ class Saved(NamedTuple):
 def write(folder: Path, identity: str, snapshot: Snapshot, history: Sequence[Measurement]) -> None:
     """Save a round. Whenever the process dies, a complete checkpoint is left."""
     leaves, _ = pytree.tree_flatten_with_path(_tree(snapshot))
+    names = {id(leaf): pytree.keystr(path) for path, leaf in leaves}
     tensors, numbers = {}, {}
     memories: set[int] = set()
     for path, leaf in leaves:
@@ -62,6 +64,8 @@ def write(folder: Path, identity: str, snapshot: Snapshot, history: Sequence[Mea
         "identity": identity,
         "round": str(snapshot.round),
         "numbers": json.dumps(numbers),
+        "params": json.dumps({name: names[id(value)] for name, value in snapshot.state.params.items()}),
+        "posterior": json.dumps(_described(getattr(snapshot.state, "posterior", None))),
         "seen": json.dumps({pytree.keystr(path): memory.seen for path, memory in _memories(snapshot)}),
         "history": json.dumps([measurement._asdict() for measurement in history]),
         "tensors": str(_checksum(tensors)),
@@ -99,12 +103,12 @@ class Parts(NamedTuple):
     Attributes:
         params: The server's model.
         buffers: Its buffers.
-        state: The other named tensors of the server's state, by field and name: {"precision": {"weight": ...}}.
+        posterior: The Gaussian that it is the mean of, if the method's state has a `posterior`.
     """
 
     params: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    state: dict[str, dict[str, Tensor]]
+    posterior: Gaussian | None
 
 
 def read_parts(folder: Path) -> Parts:
@@ -115,17 +119,16 @@ def read_parts(folder: Path) -> Parts:
     """
     path = _existing(folder)
     try:
-        _, tensors = _contents(path)
+        header, tensors = _contents(path)
     except DamagedError as damage:
         raise UserError(f"{path} {damage}; compute that run again with --fresh") from None
-    buffers: dict[str, Tensor] = {}
-    state: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if found := re.fullmatch(r"\[0\]\.(\w+)\['(.*)'\]", name):
-            state.setdefault(found[1], {})[found[2]] = tensor
-        elif found := re.fullmatch(r"\[1\]\['(.*)'\]", name):
-            buffers[found[1]] = tensor
-    return Parts(state.pop("params"), buffers, state)
+    # Older files do not say where the model is: its field was always called `params`.
+    places = json.loads(header.get("params", "{}")) or _named(tensors, r"\[0\]\.params\['(.*)'\]")
+    params = {name: tensors[key] for name, key in places.items()}
+    buffers = {name: tensors[key] for name, key in _named(tensors, r"\[1\]\['(.*)'\]").items()}
+    described = json.loads(header.get("posterior", "null"))
+    posterior = None if described is None else _rebuilt(described, tensors | json.loads(header["numbers"]))
+    return Parts(params, buffers, posterior)
 
 
 def identity_of(folder: Path) -> str:
@@ -214,6 +217,28 @@ def _read_file(path: Path, identity: str, template: Snapshot) -> Saved:
 
 def _tree(snapshot: Snapshot) -> tuple[Any, Any]:
     return snapshot.state, snapshot.buffers
+
+
+def _named(tensors: Mapping[str, Tensor], pattern: str) -> dict[str, str]:
+    """The keys that have this pattern, by what it captures."""
+    return {found[1]: key for key in tensors if (found := re.fullmatch(pattern, key))}
+
+
+def _described(posterior: Any) -> dict[str, Any] | None:
+    """What it takes to build a posterior from its tensors without knowing the method: the form, and where they are."""
+    if not isinstance(posterior, Gaussian):
+        return None
+    leaves, structure = pytree.tree_flatten_with_path(posterior)
+    return {
+        "structure": pytree.treespec_dumps(structure),
+        "leaves": [f"[0].posterior{pytree.keystr(path)}" for path, _ in leaves],
+    }
+
+
+def _rebuilt(described: Mapping[str, Any], values: Mapping[str, Any]) -> Gaussian:
+    structure = pytree.treespec_loads(described["structure"])
+    posterior: Gaussian = pytree.tree_unflatten([values[name] for name in described["leaves"]], structure)
+    return posterior
 
 
 def _is_memory(node: Any) -> bool:

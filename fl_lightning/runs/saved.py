@@ -5,15 +5,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fl_lightning.curvature import gauss_newton
-from fl_lightning.curvature.form import MATRIX
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import SERVER, ClientData
 from fl_lightning.errors import require
-from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.full import Full
 from fl_lightning.method import Method, task_of
 from fl_lightning.params import Params
 from fl_lightning.probes.reference import Pooled, Posterior, Reference
@@ -36,9 +34,15 @@ def load_reference(settings: Probe, task: Task, dataset: Dataset, clients: Seque
     """
     if settings.reference is None:
         return None
-    weights, state = saved_weights("probe.reference", settings.reference, task)
+    weights, posterior = saved_weights("probe.reference", settings.reference, task)
     if settings.reference_precision == "run":
-        return Posterior(_kept(settings.reference, weights.params, state.get("precision", {})))
+        require(
+            posterior is not None,
+            f"the run in {settings.reference} keeps no precision, because its method has no posterior; use "
+            "--probe.reference_precision pooled_hessian, or a reference whose method has one, such as fola",
+        )
+        assert posterior is not None
+        return Posterior(_at(posterior, task).with_mean(weights.params))
     gauss_newton.require_cross_entropy(task)
     pooled = torch.cat(list(clients)).sort().values.to(task.device)
     return Pooled(task, weights, ClientData(SERVER, dataset.to(task.device), pooled, task.dtype))
@@ -58,8 +62,8 @@ def start_from(folder: str, method: Method, task: Task) -> None:
     target.initial = target.weights()
 
 
-def saved_weights(setting: str, folder: str, task: Task) -> tuple[Weights, dict[str, Params]]:
-    """The final model of a saved run, if it fits the task, and what else its server has kept.
+def saved_weights(setting: str, folder: str, task: Task) -> tuple[Weights, Gaussian | None]:
+    """The final model of a saved run, if it fits the task, and the posterior that it is the mean of, if there is one.
 
     Args:
         setting: Whose value the folder is, for the error message.
@@ -70,19 +74,13 @@ def saved_weights(setting: str, folder: str, task: Task) -> tuple[Weights, dict[
     _check_shapes(setting, folder, saved.params, task.initial.params)
     _check_shapes(setting, folder, saved.buffers, task.initial.buffers)
     weights = Weights(_like(saved.params, task.initial.params), _like(saved.buffers, task.initial.buffers))
-    return weights, saved.state
+    return weights, saved.posterior
 
 
-def _kept(folder: str, mean: Params, precision: Params) -> Gaussian:
-    require(
-        bool(precision),
-        f"the run in {folder} keeps no precision, because its method has no posterior; use "
-        "--probe.reference_precision pooled_hessian, or a reference whose method has one, such as fola",
-    )
-    device = next(iter(mean.values())).device
-    if MATRIX in precision and MATRIX not in mean:
-        return Full(mean, precision[MATRIX].to(device))
-    return Diagonal(mean, _like(precision, mean))
+def _at(posterior: Gaussian, task: Task) -> Gaussian:
+    """On the device of a task, in its floating point type."""
+    moved: Gaussian = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(task.device, task.dtype), posterior)
+    return moved
 
 
 def _check_shapes(setting: str, folder: str, found: Params, expected: Params) -> None:

@@ -19,6 +19,7 @@ from fl_lightning.engines.engine import Engine
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
+from fl_lightning.loop import initial
 from fl_lightning.method import Method, task_of
 from fl_lightning.params import Params, flatten
 from fl_lightning.penalty import Penalty, prior_loss
@@ -224,8 +225,8 @@ def states_keep_their_structure(method: Method) -> None:
     """
     case = ragged()
     records = case.run(method, fraction=0.5)
-    params = task_of(method, case.task()).initial.params
-    fresh, structure = _described(method.init(params, len(case.clients)))
+    task = task_of(method, case.task())
+    fresh, structure = _described(initial(method, task, len(case.clients), case.dataset).state)
     for record in records:
         leaves, found = _described(record.after.state)
         expect(found == structure, f"the state after round {record.round} has another structure than that of init")

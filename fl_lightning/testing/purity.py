@@ -16,6 +16,7 @@ HOOKS = (
     "check",
     "local_data",
     "init",
+    "begin",
     "prepare",
     "broadcast",
     "penalty",

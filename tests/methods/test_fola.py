@@ -7,6 +7,7 @@ from torch.func import functional_call, grad, jacrev
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
+from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola, Report, State
 from fl_lightning.params import flatten, unflatten
@@ -123,7 +124,7 @@ def test_equals_brute_force(method, engine):
     case = ragged()
     for record, (mean, precision) in zip(case.run(method, engine), brute_force(case, method), strict=True):
         assert largest_difference(record.after.state.params, mean) < 1e-12
-        assert largest_difference(record.after.state.precision, precision) < 1e-12
+        assert largest_difference(record.after.state.posterior.precision, precision) < 1e-12
 
 
 def test_a_one_client_keeps_its_model():
@@ -136,9 +137,9 @@ def test_a_one_client_keeps_its_model():
 def aggregate(method, means, precisions, weights):
     case = ragged()
     cohort = case.run(FedAvg(), rounds=1)[0].cohort._replace(weights=tuple(weights))
-    reports = [Report({"w": m}, {"w": p}) for m, p in zip(means, precisions, strict=True)]
+    reports = [Report(Diagonal({"w": m}, {"w": p})) for m, p in zip(means, precisions, strict=True)]
     start = {"w": torch.zeros_like(means[0])}
-    return method.aggregate(State(start, start), cohort, reports).params["w"]
+    return method.aggregate(State(Diagonal(start, start)), cohort, reports).params["w"]
 
 
 def random_posteriors(seed=0, clients=4, size=9):
@@ -192,14 +193,17 @@ def test_f_the_precision_is_the_mean_over_rounds():
     for record in records:
         r = record.round
         recovered = [
-            {k: r * report.precision[k] - (r - 1) * record.before.state.precision[k] for k in report.precision}
+            {
+                k: r * report.posterior.precision[k] - (r - 1) * record.before.state.posterior.precision[k]
+                for k in report.posterior.precision
+            }
             for report in record.reports
         ]
         fishers.append(
             {k: sum(w * f[k] for w, f in zip(record.cohort.weights, recovered, strict=True)) for k in recovered[0]}
         )
     unrolled = {k: sum(f[k] for f in fishers) / len(fishers) for k in fishers[0]}
-    assert largest_difference(records[-1].after.state.precision, unrolled) < 1e-14
+    assert largest_difference(records[-1].after.state.posterior.precision, unrolled) < 1e-14
 
 
 def test_g_average_without_prior_is_fedavg_to_the_bit():
@@ -239,8 +243,8 @@ def test_j_paper_and_code_accumulate_the_same_posterior():
     code = case.run(Fola(strength=0, damping=0, round_scaling="code"))
     for mine, theirs in zip(paper, code, strict=True):
         assert largest_difference(mine.after.state.params, theirs.after.state.params) < 1e-12
-        accumulated = {k: mine.round * v for k, v in mine.after.state.precision.items()}
-        assert largest_difference(accumulated, theirs.after.state.precision) < 1e-14
+        accumulated = {k: mine.round * v for k, v in mine.after.state.posterior.precision.items()}
+        assert largest_difference(accumulated, theirs.after.state.posterior.precision) < 1e-14
 
 
 def test_k_quadratic_clients_are_solved_exactly():
@@ -263,7 +267,7 @@ def test_offline_fisher_forgets_earlier_rounds():
     record = case.run(Fola(curvature="offline", strength=0))[-1]
     for result, report in zip(record.clients, record.reports, strict=True):
         expected = offline_fisher(case, result.local.params, result.local.client, "minibatch")
-        assert largest_difference(report.precision, expected) < 1e-15
+        assert largest_difference(report.posterior.precision, expected) < 1e-15
     assert record.gradient_evaluations == sum(len(c) for c in case.clients) * 3
 
 
@@ -276,7 +280,7 @@ def test_the_online_fisher_sees_the_likelihood_alone():
         for batch in references.batches(case, result.local.client, 1):
             slope = references.gradient(case, references.initial(case), batch)
             total = total + len(batch) / len(result.local.data) * flatten(slope) ** 2
-        assert torch.allclose(flatten(report.precision), total / 2, rtol=1e-6)
+        assert torch.allclose(flatten(report.posterior.precision), total / 2, rtol=1e-6)
 
 
 def test_traffic_is_model_and_precision_each_way():
@@ -304,13 +308,13 @@ def test_diagnostics():
     shifts = []
     for record in case.run(method, rounds=4):
         found = method.diagnose(record.before.state, record.cohort, record.reports, record.after.state)
-        precision = flatten(record.after.state.precision)
+        precision = flatten(record.after.state.posterior.precision)
         assert found["precision_max"] == pytest.approx(float(precision.max()))
         assert found["precision_median"] == pytest.approx(float(precision.median()), rel=0.2)
         assert sum(found["precision_share"]) == pytest.approx(1)
         assert found["prior_stability"] == pytest.approx(0.1 * 10 * float(precision.max()))
         gamma = 0.01 * float(precision.mean())
-        effective = torch.stack([flatten(r.precision) + gamma for r in record.reports])
+        effective = torch.stack([flatten(r.posterior.precision) + gamma for r in record.reports])
         share = torch.tensor(record.cohort.weights, dtype=torch.float64)[:, None]
         effective = share * effective / (share * effective).sum(0)
         shifts.append(found["weight_shift"])

@@ -173,7 +173,8 @@ def test_the_optimum_of_quadratic_losses_is_a_fixed_point(strength):
     best = squares.optimum()
     for cavity in (True, False):
         method = Fola(cavity=cavity, strength=strength)
-        state = squares.run(method, 1)[-1].after.state._replace(params=named(best))
+        state = squares.run(method, 1)[-1].after.state
+        state = state._replace(posterior=state.posterior.with_mean(named(best)))
         if cavity:
             rows = {n: named(squares.gradient(best, n)) for n in range(3)}
             blank = Slopes.blank(state.params)

@@ -118,8 +118,8 @@ VARIANTS = [
 ]
 
 
-def as_matrix(method, precision):
-    return precision["matrix"] if method.curvature_form == "full" else flatten(precision).diag()
+def as_matrix(method, posterior):
+    return posterior.matrix if method.curvature_form == "full" else flatten(posterior.precision).diag()
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
@@ -128,7 +128,7 @@ def test_softmax_regression_equals_brute_force(method, engine):
     case = softmax_case()
     for record, (mean, precision) in zip(case.run(method, engine), brute_force(case, method), strict=True):
         assert (flatten(record.after.state.params) - mean).abs().max() < 1e-11
-        assert (as_matrix(method, record.after.state.precision) - precision).abs().max() < 1e-12
+        assert (as_matrix(method, record.after.state.posterior) - precision).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("method", VARIANTS[:2] + VARIANTS[6:7], ids=str)
@@ -136,7 +136,7 @@ def test_networks_have_their_gauss_newton_matrix(method):
     case = network_case()
     for record, (mean, precision) in zip(case.run(method, rounds=2), brute_force(case, method, 2), strict=True):
         assert (flatten(record.after.state.params) - mean).abs().max() < 1e-10
-        assert (as_matrix(method, record.after.state.precision) - precision).abs().max() < 1e-12
+        assert (as_matrix(method, record.after.state.posterior) - precision).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("engine", [Functional(chunk=1), Lightning()], ids=["loop", "lightning"])
@@ -188,18 +188,18 @@ def test_a_run_goes_on_from_any_round_to_the_bit():
         rest = list(federate(method, case.task(), *arguments, resume=records[0].after))
         assert equal_bits(final(rest), final(records))
         assert torch.equal(
-            as_matrix(method, rest[-1].after.state.precision), as_matrix(method, records[-1].after.state.precision)
+            as_matrix(method, rest[-1].after.state.posterior), as_matrix(method, records[-1].after.state.posterior)
         )
 
 
 def test_states_keep_their_shapes_and_traffic_counts_the_matrix():
     case, method = softmax_case(), Fola(curvature_form="full", strength=0.0)
-    fresh = method.init(case.task().initial.params, len(case.clients))
-    assert fresh.precision["matrix"].shape == (18, 18)
-    assert fresh.precision["matrix"].untyped_storage().nbytes() == 8  # nothing is allocated for zeros
+    fresh = method.init(case.task().initial.params, len(case.clients)).posterior
+    assert fresh.matrix.shape == (18, 18)
+    assert fresh.matrix.untyped_storage().nbytes() == 8  # nothing is allocated for zeros
     record = case.run(method, rounds=1)[0]
-    after = record.after.state
-    assert (after.precision["matrix"].shape, after.raises.dtype) == ((18, 18), fresh.raises.dtype)
+    after = record.after.state.posterior
+    assert (after.matrix.shape, type(after.raises)) == ((18, 18), int)
     assert record.bytes_down == record.bytes_up == 4 * 4 * (18 + 18 * 18)
     assert record.gradient_evaluations == 61 * 3  # two epochs and the pass for the curvature
 
@@ -208,12 +208,12 @@ def test_diagnostics_of_a_full_precision():
     case, method = softmax_case(), Fola(curvature_form="full", strength=0.5)
     record = case.run(method, rounds=2)[-1]
     found = method.diagnose(record.before.state, record.cohort, record.reports, record.after.state)
-    matrix = record.after.state.precision["matrix"]
+    matrix = record.after.state.posterior.matrix
     assert found["precision_max"] == pytest.approx(float(matrix.diagonal().max()))
     assert found["prior_stability"] == pytest.approx(0.1 * 0.5 * float(torch.linalg.eigvalsh(matrix)[-1]), rel=1e-2)
     assert found["damping_raised"] == 0
     assert sum(found["precision_share"]) == pytest.approx(1)
-    vectors = [r.precision["matrix"].reshape(-1) for r in record.reports]
+    vectors = [r.posterior.matrix.reshape(-1) for r in record.reports]
     pairs = [(a, b) for i, a in enumerate(vectors) for b in vectors[i + 1 :]]
     raw = sum(float(a @ b / a.norm() / b.norm()) for a, b in pairs) / len(pairs)
     shifted = [((a - a.min()) / a.max(), (b - b.min()) / b.max()) for a, b in pairs]
@@ -237,8 +237,8 @@ def test_a_damping_that_is_too_small_is_raised_and_told():
     for record in case.run(method):
         assert bool(flatten(record.after.state.params).isfinite().all())
         found = method.diagnose(record.before.state, record.cohort, record.reports, record.after.state)
-        assert found["damping_raised"] == int(record.after.state.raises)
-    assert any(r.after.state.raises > 0 for r in case.run(method))
+        assert found["damping_raised"] == int(record.after.state.posterior.raises)
+    assert any(r.after.state.posterior.raises > 0 for r in case.run(method))
 
 
 def test_too_large_a_model_is_refused_with_the_memory_it_would_take(monkeypatch):
@@ -252,7 +252,7 @@ def test_too_large_a_model_is_refused_with_the_memory_it_would_take(monkeypatch)
 
 
 def test_too_slow_a_network_is_refused(monkeypatch):
-    monkeypatch.setattr("fl_lightning.curvature.form.MOST_WORK", 1e5)
+    monkeypatch.setattr("fl_lightning.curvature.dense.MOST_WORK", 1e5)
     with pytest.raises(UserError, match=r"takes about \de\+0\d multiplications per client and round"):
         network_case().run(Fola(curvature_form="full"))
 
@@ -261,8 +261,14 @@ def test_too_slow_a_network_is_refused(monkeypatch):
     ("settings", "message"),
     [
         ({"eigen_order": "rank_matched"}, "is for --method.curvature_form e_full"),
-        ({"curvature_form": "full", "fisher": "per_sample"}, "estimates a diagonal"),
-        ({"curvature_form": "full", "damping_place": "denominator"}, "works element by element"),
+        (
+            {"curvature_form": "full", "fisher": "per_sample"},
+            "fisher per_sample is for --method.curvature_form diagonal",
+        ),
+        (
+            {"curvature_form": "full", "damping_place": "denominator"},
+            "is for --method.curvature_form diagonal or e_full",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, message):

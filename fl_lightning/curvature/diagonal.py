@@ -1,0 +1,71 @@
+"""The diagonal Fisher: squared gradients along the path, or at its end."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batching import couples_samples
+from fl_lightning.curvature.fisher import diagonal_fisher
+from fl_lightning.curvature.form import Form
+from fl_lightning.errors import require
+from fl_lightning.gaussian.diagonal import Diagonal
+from fl_lightning.method import Local, Server, Step
+from fl_lightning.params import Params, zeros, zip_map
+from fl_lightning.task import Task, Weights
+from fl_lightning.training import Training
+
+
+class DiagonalFisher(Form):
+    """F_n = (1/E) sum_t (b_t / m_n) g_t^2 online, that of all samples at the final model offline."""
+
+    uses: ClassVar = frozenset({"fisher", "damping_place", "damping_in_prior", "normalisation", "round_scaling"})
+
+    def check(self, name: str, training: Training, server: Server) -> None:
+        require_independent_samples(self, server)
+
+    def nothing(self, params: Params, task: Task | None = None, x: Tensor | None = None) -> Diagonal:
+        return Diagonal(params, zeros(params))
+
+    def measured(self, local: Local, start: Params) -> Diagonal:
+        if self.measuring.online:
+            return Diagonal(local.params, local.trace)
+        weights = Weights(local.params, local.buffers)
+        batch_size = local.training.batch_size
+        fisher = diagonal_fisher(local.task, weights, local.data, self.measuring.fisher, batch_size)
+        return Diagonal(local.params, fisher)
+
+    def scale(self, num_epochs: int) -> float:
+        return 1 / num_epochs if self.measuring.mean_over_epochs and self.measuring.online else 1.0
+
+    def trace(self, start: Params) -> Params:
+        return zeros(start) if self.observes else {}
+
+    def observe(self, trace: Params, step: Step) -> Params:
+        share = 1.0 if self.measuring.equal_steps else step.fraction
+        if step.squares is not None:
+            return zip_map(lambda t, s: t + s * share, trace, step.squares)
+        if isinstance(share, float):
+            return zip_map(lambda t, g: torch.addcmul(t, g, g, value=share), trace, step.grad)
+        return zip_map(lambda t, g: t + g.square() * share, trace, step.grad)
+
+    @property
+    def observes(self) -> bool:
+        return self.measuring.online
+
+    @property
+    def needs_squares(self) -> bool:
+        return self.measuring.fisher == "per_sample" and self.measuring.online
+
+    @property
+    def extra_passes(self) -> int:
+        return 0 if self.measuring.online else 1
+
+
+def require_independent_samples(form: Form, server: Server) -> None:
+    """Squared gradients of single samples exist only if samples do not depend on each other."""
+    require(
+        form.measuring.fisher == "minibatch" or not couples_samples(server.task, server.holdout),
+        "method.fisher per_sample needs a model whose samples do not depend on each other, as they do with "
+        "BatchNorm; use --method.fisher minibatch or another model",
+    )
