@@ -32,15 +32,21 @@ C the Hessian of softmax regression, or the Gauss-Newton matrix of another netwo
 With e_full, F_n is the vector of that matrix's eigenvalues, used as if it were a diagonal.
 
 With `cavity`, what the server says to a client leaves the client's own contribution out, as expectation propagation
-does. With the slopes c_n of the clients' losses, c = sum_n q_n c_n (SCAFFOLD's control variates, `slopes.py`),
+does. With SCAFFOLD's control variates c_n and c = sum_n q_n c_n (`variates.py`), the mean gradients of their losses,
 
     J_n(theta) = L_n(theta) + <c - c_n, theta> + (strength / 2) (theta - mu_S)^T Lambda_S (theta - mu_S)     r > 1
-    c_n       <- c_n - c + (mu_S - mu_n) / (K_n lr)      limited, see `slopes.limited`
+    c_n       <- c_n - c + (mu_S - mu_n) / (K_n lr)      limited, see `variates.limited`
     mu_S      <- mu_S + sum_n p_n (mu_n - mu_S)          r > 1; in round 1 the product
 
 Each client then aims at the optimum of all: precisions, which say whose optimum to believe where, weigh the models in
-round 1 alone. On quadratic losses the optimum of all, with its slopes, is a fixed point for every strength, which it is
-not without the cavity. With strength 0, aggregation average and no limit this is SCAFFOLD.
+round 1 alone. On quadratic losses the optimum of all, with its gradients, is a fixed point for every strength, which it
+is not without the cavity. With strength 0, aggregation average and no limit this is SCAFFOLD.
+
+With `trust`, the damping of a layer (or of all parameters, if the form knows no layers) is doubled until
+
+    ||mu_S - mu_A|| <= trust sqrt(sum_n ||mu_n - mu_A||^2)          mu_A = sum_n p_n mu_n
+
+as far as all clients together have moved: in directions in which the precisions are small, a product may go farther.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,20 +56,21 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning import slopes
+from fl_lightning import variates
 from fl_lightning.curvature.e_full import EigenOrder
 from fl_lightning.curvature.fisher import FisherKind
 from fl_lightning.curvature.form import Form, Measuring
 from fl_lightning.curvature.forms import FORMS, FormName
 from fl_lightning.errors import require
+from fl_lightning.gaussian import trust
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.merging import Merging
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
 from fl_lightning.params import Params, average, flatten, zip_map
 from fl_lightning.penalty import Detached, Linear, Penalty, Sum, overshoot_advice
-from fl_lightning.slopes import Slopes
 from fl_lightning.task import Task
 from fl_lightning.training import Training
+from fl_lightning.variates import Variates
 
 
 class State(NamedTuple):
@@ -71,11 +78,11 @@ class State(NamedTuple):
 
     Attributes:
         posterior: N(mu_S, Lambda_S^-1).
-        slopes: c and c_n, with the cavity.
+        variates: c and c_n, with the cavity.
     """
 
     posterior: Gaussian
-    slopes: Slopes | tuple[()] = ()
+    variates: Variates | tuple[()] = ()
 
     @property
     def params(self) -> Params:
@@ -88,7 +95,7 @@ class Shared(NamedTuple):
 
     prior: Gaussian
     round: int
-    slope: Params | tuple[()] = ()
+    control: Params | tuple[()] = ()
 
 
 class Report(NamedTuple):
@@ -124,7 +131,10 @@ class Fola(Method):
         round_scaling: Lambda_n = F/r + (r-1)/r Lambda_S (paper), or F + Lambda_S with 1/r in the prior loss (code).
         detached_prior: Emulate the published code, whose prior loss has no gradient.
         cavity: From round 2 on, correct each client by what the others' losses do and its own does not, and average.
-        cavity_limit: How many times as far from the mean as the others' a client's slope may be; inf is no limit.
+        cavity_limit: How many times as far from the mean as the others' a client's control variate may be; null is no
+            limit.
+        trust: How far from the average a product may go, in units of the clients' own distances from it; null is any
+            distance.
     """
 
     aggregation: Literal["product", "average"] = "product"
@@ -141,16 +151,24 @@ class Fola(Method):
     round_scaling: Literal["paper", "code"] = "paper"
     detached_prior: bool = False
     cavity: bool = False
-    cavity_limit: float = 5.0
+    cavity_limit: float | None = 5.0
+    trust: float | None = None
 
     def __post_init__(self) -> None:
         require(0 <= self.strength < float("inf"), f"method.strength must be finite and >= 0, got {self.strength}")
         require(0 <= self.damping < float("inf"), f"method.damping must be finite and >= 0, got {self.damping}")
-        require(self.cavity_limit > 0, f"method.cavity_limit must be > 0, got {self.cavity_limit}")
+        for name in ("cavity_limit", "trust"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"method.{name} must be > 0, or null, got {value}")
+        require(
+            self.trust is None or self.damping_place == "both",
+            "method.trust raises a damping that leads to the average, which --method.damping_place denominator does "
+            "not; leave one out",
+        )
 
     def check(self, training: Training, server: Server) -> None:
         if self.cavity:
-            slopes.check("method.cavity", training)
+            variates.check("method.cavity", training)
         for field in sorted(
             frozenset().union(*(form.uses for form in FORMS.values())) - FORMS[self.curvature_form].uses
         ):
@@ -164,26 +182,26 @@ class Fola(Method):
         self._form.check(self.curvature_form, training, server)
 
     def init(self, params: Params, num_clients: int) -> State:
-        return State(self._form.nothing(params), self._no_slopes(params))
+        return State(self._form.nothing(params), self._no_variates(params))
 
     def begin(self, params: Params, num_clients: int, task: Task, x: Tensor) -> State:
-        return State(self._form.nothing(params, task, x), self._no_slopes(params))
+        return State(self._form.nothing(params, task, x), self._no_variates(params))
 
-    def _no_slopes(self, params: Params) -> Slopes | tuple[()]:
-        return Slopes.blank(params) if self.cavity else ()
+    def _no_variates(self, params: Params) -> Variates | tuple[()]:
+        return Variates.blank(params) if self.cavity else ()
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         prior = state.posterior.with_mean({})
-        if not isinstance(state.slopes, Slopes):
+        if not isinstance(state.variates, Variates):
             return Context(state.params, Shared(prior, cohort.round))
-        own = state.slopes.clients.stacked(cohort.members)
-        return Context(state.params, Shared(prior, cohort.round, state.slopes.mean), own)
+        own = state.variates.clients.stacked(cohort.members)
+        return Context(state.params, Shared(prior, cohort.round, state.variates.mean), own)
 
     def penalty(self, context: Context) -> Penalty | None:
         pull = self._prior_loss(context)
-        if not self.cavity or context.shared.round == 1:  # all slopes are still equal
+        if not self.cavity or context.shared.round == 1:  # all variates are still equal
             return pull
-        others = Linear(zip_map(torch.sub, context.shared.slope, context.own))
+        others = Linear(zip_map(torch.sub, context.shared.control, context.own))
         return others if pull is None else Sum(others, pull)
 
     def _prior_loss(self, context: Context) -> Penalty | None:
@@ -204,7 +222,7 @@ class Fola(Method):
         posterior = self._posterior(local, context)
         if not self.cavity:
             return Report(posterior)
-        return Report(posterior, slopes.change_along_path(local, context.start, context.shared.slope))
+        return Report(posterior, variates.change_along_path(local, context.start, context.shared.control))
 
     def _posterior(self, local: Local, context: Context) -> Gaussian:
         posterior = self._form.measured(local, context.start)
@@ -217,17 +235,17 @@ class Fola(Method):
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         posterior = self._combined(state, cohort, [report.posterior for report in reports])
-        if not isinstance(state.slopes, Slopes):
+        if not isinstance(state.variates, Variates):
             return State(posterior)
-        changes = slopes.limited(state.slopes, cohort, _changes(reports), self.cavity_limit)
-        return State(posterior, state.slopes.renewed(cohort, changes))
+        changes = variates.limited(state.variates, cohort, _changes(reports), self.cavity_limit)
+        return State(posterior, state.variates.renewed(cohort, changes))
 
     def _combined(self, state: State, cohort: Cohort, experts: Sequence[Gaussian]) -> Gaussian:
         form, merging = type(experts[0]), self._merging
         if self._averages(cohort.round) or (len(experts) == 1 and merging.everywhere):
             params = average(state.params, [expert.mean for expert in experts], cohort.weights)
             return form.summed(experts, cohort.weights, merging).with_mean(params)
-        return form.merged(experts, cohort.weights, merging)
+        return trust.merged(experts, cohort.weights, merging)
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         experts = [report.posterior for report in reports]
@@ -255,8 +273,8 @@ class Fola(Method):
             numbers["weight_shift"] = 0.0 if self._averages(cohort.round) else shift
         if len(reports) > 1:
             numbers |= type(experts[0]).alikeness(experts)
-        if isinstance(before.slopes, Slopes):
-            numbers["slope_excess"] = slopes.excesses(before.slopes, cohort, _changes(reports))
+        if isinstance(before.variates, Variates):
+            numbers["variate_excess"] = variates.excesses(before.variates, cohort, _changes(reports))
         # Of the next round, whose prior this is; a detached prior takes no step.
         strength = 0.0 if self.detached_prior else self._strength_in(cohort.round + 1)
         largest = after.posterior.largest_eigenvalue() if strength else 0.0
@@ -301,6 +319,7 @@ class Fola(Method):
             damping=self.damping,
             relative=self.damping_mode == "relative",
             everywhere=self.damping_place == "both",
+            trust=self.trust,
         )
 
     def _averages(self, round: int) -> bool:

@@ -35,9 +35,9 @@ from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, average, flatten, zeros, zip_map
 from fl_lightning.penalty import Linear, Penalty
-from fl_lightning.slopes import Slopes, change_along_path
 from fl_lightning.task import Weights
 from fl_lightning.training import Training
+from fl_lightning.variates import Variates, change_along_path
 
 
 class State(NamedTuple):
@@ -127,8 +127,8 @@ class Scaffold(Method):
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         params = average(state.params, [report.params for report in reports], cohort.weights, self.server_lr)
-        slopes = Slopes(state.control, state.clients).renewed(cohort, [report.change for report in reports])
-        return State(params, slopes.mean, slopes.clients)
+        renewed = Variates(state.control, state.clients).renewed(cohort, [report.change for report in reports])
+        return State(params, renewed.mean, renewed.clients)
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

@@ -1,4 +1,4 @@
-"""What clients tell each other to first order: the slopes of their losses, as SCAFFOLD and FOLA's cavity use them.
+"""Control variates, estimates of every client's gradient and of everybody's, as SCAFFOLD and FOLA's cavity use them.
 
     c_n+ = c_n - c + (x - y_n) / (K_n lr)       the mean gradient along client n's path of K_n steps from x to y_n
     c   <- c + sum_n q_n (c_n+ - c_n)           q_n: the client's weight among all clients, so that c = sum_n q_n c_n
@@ -20,8 +20,8 @@ from fl_lightning.params import Params, flatten, weighted_sum, zeros, zip_map
 from fl_lightning.training import Training
 
 
-class Slopes(NamedTuple):
-    """The slopes of all losses.
+class Variates(NamedTuple):
+    """The control variates of all.
 
     Attributes:
         mean: c, everybody's.
@@ -32,18 +32,18 @@ class Slopes(NamedTuple):
     clients: ClientMemory[Params]
 
     @classmethod
-    def blank(cls, params: Params) -> "Slopes":
+    def blank(cls, params: Params) -> "Variates":
         """All zero."""
         return cls(zeros(params), ClientMemory.blank(zeros(params)))
 
-    def renewed(self, cohort: Cohort, changes: Sequence[Params]) -> "Slopes":
-        """The slopes after the changes c_n+ - c_n of a cohort."""
+    def renewed(self, cohort: Cohort, changes: Sequence[Params]) -> "Variates":
+        """The variates after the changes c_n+ - c_n of a cohort."""
         move = weighted_sum(changes, cohort.shares)
         mean = zip_map(lambda c, m: c.double().add(m).to(c.dtype), self.mean, move)
         rows = {
             n: zip_map(torch.add, self.clients[n], change) for n, change in zip(cohort.members, changes, strict=True)
         }
-        return Slopes(mean, self.clients.replaced(rows))
+        return Variates(mean, self.clients.replaced(rows))
 
 
 def check(who: str, training: Training) -> None:
@@ -72,8 +72,8 @@ def change_along_path(local: Local, start: Params, mean: Params) -> Params:
     return zip_map(change, start, local.params, mean)
 
 
-def excesses(before: Slopes, cohort: Cohort, changes: Sequence[Params]) -> list[float]:
-    """How far each member's new slope is from the mean, sqrt(K_n) ||c_n+ - c+||, in units of the others' distances.
+def excesses(before: Variates, cohort: Cohort, changes: Sequence[Params]) -> list[float]:
+    """How far each member's new variate is from the mean, sqrt(K_n) ||c_n+ - c+||, in units of the others' distances.
 
     The unit is their root mean square. A mean of K gradients is known up to 1/sqrt(K): with the root clients of very
     different sizes are alike.
@@ -91,14 +91,14 @@ def excesses(before: Slopes, cohort: Cohort, changes: Sequence[Params]) -> list[
     return result
 
 
-def limited(before: Slopes, cohort: Cohort, changes: Sequence[Params], limit: float) -> list[Params]:
-    """The changes, where no member's slope ends farther from the mean than `limit` times the unit of `excesses`.
+def limited(before: Variates, cohort: Cohort, changes: Sequence[Params], limit: float | None) -> list[Params]:
+    """The changes, where no member's variate ends farther from the mean than `limit` times the unit of `excesses`.
 
-    The slope of a client with a handful of samples can feed on itself: its K_n lr is short, its curvature times lr may
-    exceed 2, and the correction keeps it where that is so. With equal K_n a client with at least 1 / (1 + limit) of
-    the weight is never limited, since the distances c - c_n add up to zero.
+    The variate of a client with a handful of samples can feed on itself: its K_n lr is short, its curvature times lr
+    may exceed 2, and the correction keeps it where that is so. With equal K_n a client with at least 1 / (1 + limit) of
+    the weight is never limited, since the distances c - c_n add up to zero. None is no limit.
     """
-    if limit == float("inf"):
+    if limit is None:
         return list(changes)
     after = before.renewed(cohort, changes)
     result = []
