@@ -60,6 +60,10 @@ class Form(ABC):
     def check(self, name: str, training: Training, server: Server) -> None:  # noqa: B027 - nothing to refuse
         """Refuse a model or settings for which the form does not suit, or does not fit in memory or time."""
 
+    def certain_precision(self, server: Server) -> float:
+        """A precision that some parameter has whatever the data, such as 1 where the input is the 1 of a bias."""
+        return 0.0
+
     @abstractmethod
     def nothing(self, params: Params, task: Task | None = None, x: Tensor | None = None) -> Gaussian:
         """The Gaussian with these parameters as mean and no precision.

@@ -29,6 +29,14 @@ C the Hessian of softmax regression, or the Gauss-Newton matrix of another netwo
 
     (sum_n p_n Lambda_n + gamma I) mu_S = sum_n p_n (Lambda_n + gamma I) mu_n
 
+With `inputs` and `kron`, a layer's weight and bias M = [W, b] have the precision I (x) A_n or G_n (x) A_n, with A_n the
+second moments of the layer's inputs (a, 1) and G_n those of the slopes at its outputs; the server solves
+
+    sum_n p_n (G_n + gamma_G I) M_S (A_n + gamma_A I) = sum_n p_n (G_n + gamma_G I) M_n (A_n + gamma_A I)
+
+with G_n = I and gamma_G = 0 for `inputs`, and keeps the product of the mean factors. The factors are recursed over the
+rounds one by one.
+
 With e_full, F_n is the vector of that matrix's eigenvalues, used as if it were a diagonal.
 
 With `cavity`, what the server says to a client leaves the client's own contribution out, as expectation propagation
@@ -59,12 +67,12 @@ from torch import Tensor
 from fl_lightning import variates
 from fl_lightning.curvature.e_full import EigenOrder
 from fl_lightning.curvature.fisher import FisherKind
-from fl_lightning.curvature.form import Form, Measuring
+from fl_lightning.curvature.form import FirstLayer, Form, Measuring, Rest
 from fl_lightning.curvature.forms import FORMS, FormName
 from fl_lightning.errors import require
-from fl_lightning.gaussian import trust
 from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.merging import Merging
+from fl_lightning.gaussian.merging import Merging, Projection, Solver
+from fl_lightning.gaussian.trust import merged
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
 from fl_lightning.params import Params, average, flatten, zip_map
 from fl_lightning.penalty import Detached, Linear, Penalty, Sum, overshoot_advice
@@ -114,15 +122,28 @@ class Fola(Method):
             the prior loss).
         strength: Weight of the prior loss (lambda); 0 switches it off. Its scale depends on `normalisation`, `fisher`
             and `curvature_form`: full curvature is larger than squared minibatch gradients, about by the batch size.
-        curvature: Fisher accumulated along the local path (online), or taken once at its end (offline; then without
-            memory of earlier rounds).
-        fisher: Squared gradients of minibatches, or of single samples; for the diagonal form.
-        curvature_form: Precision as a diagonal (Fisher), as a full matrix (Hessian or Gauss-Newton), or e_full, the
+        curvature: Curvature accumulated along the local path and over the rounds (online), or taken once at its end
+            (offline; then without memory of earlier rounds). The forms by layers take it at the end in both cases.
+        fisher: Squared gradients of minibatches, or of single samples; where a diagonal is measured.
+        curvature_form: Precision as a diagonal (Fisher); by layers: of their inputs (inputs), of inputs and slopes
+            (kron), or of the last layer alone (last_layer); as a full matrix (Hessian or Gauss-Newton); or e_full, the
             eigenvalues of the full one used as a diagonal. A full matrix takes memory with the square of the model.
         eigen_order: Which eigenvalue e_full gives to which parameter: in ascending order, as eigensolvers return them,
             or rank_matched, the largest to the parameter with the largest curvature.
-        damping: Added to every precision where posteriors are multiplied (gamma).
-        damping_mode: Damping relative to the mean precision, or absolute.
+        slopes: What the slopes of kron are taken of: all classes weighted by their probabilities (exact), one label
+            drawn from the predictions, or the sample's own label (empirical); auto is exact up to ten classes, else
+            sampled.
+        first_layer: Whether inputs and kron treat the first layer like the others, or average it, so that no second
+            moments of the raw inputs are sent.
+        rest: What last_layer does with all other layers: average them, or give them a diagonal precision.
+        solver: How kron solves for the mean: conjugate gradients, or factored, each factor for itself, as FedLPA does.
+        projection: What kron keeps of a sum of Kronecker products: the product of the mean factors, or the nearest one.
+        prior: Prior loss of the forms by layers with the diagonal of their precision, or exact, which costs more than
+            the training step itself.
+        damping: Added to every precision where posteriors are multiplied (gamma). For kron to the factor of the inputs.
+        damping_slopes: Added to kron's factor of the slopes in the same units; null adds damping to the whole product
+            of the factors instead.
+        damping_mode: Damping relative to the mean precision (by layers: of the layer), or absolute.
         damping_place: Damping in numerator and denominator of the product, or, as in the published code, in the
             denominator only.
         damping_in_prior: Whether the prior loss uses Lambda_S + gamma instead of Lambda_S.
@@ -143,7 +164,14 @@ class Fola(Method):
     fisher: FisherKind = "minibatch"
     curvature_form: FormName = "diagonal"
     eigen_order: EigenOrder = "ascending"
+    slopes: Literal["auto", "exact", "sampled", "empirical"] = "auto"
+    first_layer: FirstLayer = "same"
+    rest: Rest = "average"
+    solver: Solver = "cg"
+    projection: Projection = "factors"
+    prior: Literal["diagonal", "exact"] = "diagonal"
     damping: float = 1e-2
+    damping_slopes: float | None = 1.0
     damping_mode: Literal["relative", "absolute"] = "relative"
     damping_place: Literal["both", "denominator"] = "both"
     damping_in_prior: bool = False
@@ -157,6 +185,10 @@ class Fola(Method):
     def __post_init__(self) -> None:
         require(0 <= self.strength < float("inf"), f"method.strength must be finite and >= 0, got {self.strength}")
         require(0 <= self.damping < float("inf"), f"method.damping must be finite and >= 0, got {self.damping}")
+        require(
+            self.damping_slopes is None or 0 <= self.damping_slopes < float("inf"),
+            f"method.damping_slopes must be finite and >= 0, or null, got {self.damping_slopes}",
+        )
         for name in ("cavity_limit", "trust"):
             value = getattr(self, name)
             require(value is None or value > 0, f"method.{name} must be > 0, or null, got {value}")
@@ -180,6 +212,13 @@ class Fola(Method):
                 "leave one out",
             )
         self._form.check(self.curvature_form, training, server)
+        overshoot = training.lr * self.strength * self._form.certain_precision(server)
+        require(
+            overshoot < 2 or self.detached_prior,
+            f"method.strength {self.strength:g} at training.lr {training.lr:g} is sure to diverge with "
+            f"--method.curvature_form {self.curvature_form}, whose precision is 1 for a bias; use --method.strength 0, "
+            "or one that is far below 2 / training.lr",
+        )
 
     def init(self, params: Params, num_clients: int) -> State:
         return State(self._form.nothing(params), self._no_variates(params))
@@ -208,7 +247,7 @@ class Fola(Method):
         shared: Shared = context.shared
         if self.strength == 0 or shared.round == 1:  # Lambda_S is still zero
             return None
-        prior = shared.prior.with_mean(context.start)
+        prior = shared.prior.with_mean(context.start).prior(self.prior == "exact")
         pull = prior.pull(self._strength_in(shared.round), self._gamma_in_prior(prior))
         return Detached(pull) if self.detached_prior else pull
 
@@ -245,7 +284,7 @@ class Fola(Method):
         if self._averages(cohort.round) or (len(experts) == 1 and merging.everywhere):
             params = average(state.params, [expert.mean for expert in experts], cohort.weights)
             return form.summed(experts, cohort.weights, merging).with_mean(params)
-        return trust.merged(experts, cohort.weights, merging)
+        return merged(experts, cohort.weights, merging)
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         experts = [report.posterior for report in reports]
@@ -277,7 +316,7 @@ class Fola(Method):
             numbers["variate_excess"] = variates.excesses(before.variates, cohort, _changes(reports))
         # Of the next round, whose prior this is; a detached prior takes no step.
         strength = 0.0 if self.detached_prior else self._strength_in(cohort.round + 1)
-        largest = after.posterior.largest_eigenvalue() if strength else 0.0
+        largest = after.posterior.prior(self.prior == "exact").largest_eigenvalue() if strength else 0.0
         numbers["prior_stability"] = cohort.training.lr * strength * (largest + self._gamma_in_prior(after.posterior))
         return numbers
 
@@ -309,6 +348,9 @@ class Fola(Method):
             eigen_order=self.eigen_order,
             equal_steps=self.normalisation == "sum_steps",
             mean_over_epochs=self.normalisation == "mean",
+            slopes=None if self.slopes == "auto" else self.slopes,
+            first_layer=self.first_layer,
+            rest=self.rest,
         )
         return FORMS[self.curvature_form](measuring)
 
@@ -320,6 +362,9 @@ class Fola(Method):
             relative=self.damping_mode == "relative",
             everywhere=self.damping_place == "both",
             trust=self.trust,
+            slopes=self.damping_slopes,
+            solver=self.solver,
+            projection=self.projection,
         )
 
     def _averages(self, round: int) -> bool:

@@ -40,7 +40,15 @@ FILE = Path(__file__).with_name("numbers.json")
 TOLERANCE = 1e-9
 
 # Choices that go together only.
-TOGETHER = ("fola+curvature_form=e_full+eigen_order=rank_matched",)
+TOGETHER = (
+    "fola+curvature_form=e_full+eigen_order=rank_matched",
+    "fola+curvature_form=inputs+strength=0.1",
+    "fola+curvature_form=inputs+strength=0.1+first_layer=average+prior=exact",
+    "fola+curvature_form=kron+strength=1",
+    "fola+curvature_form=kron+strength=1+slopes=sampled+projection=nearest+prior=exact",
+    "fola+curvature_form=kron+strength=1+slopes=empirical+solver=factored",
+    "fola+curvature_form=last_layer+strength=1+rest=diagonal",
+)
 
 Numbers = list[float | str]
 

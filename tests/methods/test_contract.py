@@ -8,9 +8,13 @@ import dataclasses
 import pytest
 
 from fl_lightning import discovery
+from fl_lightning.curvature.forms import FORMS as FORMS_THERE
 from fl_lightning.errors import UserError
+from fl_lightning.methods.fola import Fola
 from fl_lightning.testing import method_checks
 
+# A precision that is not a Fisher's, or that of single samples, wants a weaker prior than the default's.
+FORMS = {f"fola with {form}": Fola(curvature_form=form, strength=0.1) for form in FORMS_THERE if form != "diagonal"}
 METHODS = sorted(discovery.discover("methods"))
 # A server that learns by itself moves even when the clients do not.
 AT_REST = {"fedbe": {"server_epochs": 0}}
@@ -27,7 +31,17 @@ def promises():
             yield pytest.param(check, id=f"{name}: {check}", marks=marks)
 
 
-@pytest.mark.parametrize("check", list(promises()))
+def promises_of_forms():
+    """All promises but those that engines make for every choice of every setting."""
+    for name, method in FORMS.items():
+        for check in method_checks(method):
+            engines = "engines agree" in check.name
+            if not engines or check.name.endswith((", plain", ", partial cohorts")):
+                marks = [pytest.mark.no_cover, pytest.mark.slow] if "lightning" in check.name else []
+                yield pytest.param(check, id=f"{name}: {check}", marks=marks)
+
+
+@pytest.mark.parametrize("check", [*promises(), *promises_of_forms()])
 def test_a_method_keeps_its_promises(check):
     try:
         check.run()

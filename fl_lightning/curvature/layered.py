@@ -1,0 +1,239 @@
+"""Forms that know the network's layers: second moments of their inputs, of inputs and slopes, or the whole last layer.
+
+Curvature is taken at the end of local training: accumulating factors at every step would nearly double its cost, and
+the moments of the first layer's inputs do not depend on the model at all. Earlier rounds count through the factors,
+A_n <- A_n / r + ((r - 1) / r) A_S, and the same for G. Parameters that belong to no linear or convolutional layer have
+a diagonal precision, the Fisher of all samples at the final model.
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fl_lightning import streams
+from fl_lightning.curvature import kron, softmax
+from fl_lightning.curvature.diagonal import require_independent_samples
+from fl_lightning.curvature.fisher import diagonal_fisher
+from fl_lightning.curvature.form import Form
+from fl_lightning.curvature.gauss_newton import require_cross_entropy
+from fl_lightning.curvature.kron import Slopes
+from fl_lightning.curvature.layers import Call, Recording, record
+from fl_lightning.data.plan import ClientData
+from fl_lightning.errors import require
+from fl_lightning.gaussian.blocks import Blocks
+from fl_lightning.gaussian.diagonal import Diagonal
+from fl_lightning.gaussian.flat import Flat
+from fl_lightning.gaussian.form import Gaussian
+from fl_lightning.gaussian.full import Full
+from fl_lightning.gaussian.inputs import Inputs
+from fl_lightning.gaussian.kron import Kron
+from fl_lightning.method import Local, Server
+from fl_lightning.params import Params, count, zeros
+from fl_lightning.system import memory
+from fl_lightning.task import Task, Weights
+from fl_lightning.training import Training
+
+# The block of the parameters that have no layer of their own.
+REST = "other parameters"
+# Up to so many classes all of them are pushed back; beyond, one that is drawn.
+MOST_CLASSES = 10
+
+
+class OfInputs(Form):
+    """Lambda = I (x) A for every layer: one forward pass, no labels."""
+
+    uses: ClassVar = frozenset({"fisher", "first_layer", "prior", "round_scaling"})
+
+    def check(self, name: str, training: Training, server: Server) -> None:
+        require_independent_samples(self, server)
+        x = _example(server)
+        empty = self.nothing(server.task.initial.params, server.task, x)
+        require(
+            any(key != REST for key in empty.blocks),
+            f"method.curvature_form {name} needs linear or convolutional layers, and this model has none whose "
+            "computation is its own; use --method.curvature_form diagonal",
+        )
+        require_memory(name, empty, server)
+
+    def nothing(self, params: Params, task: Task | None = None, x: Tensor | None = None) -> Blocks:
+        recording = recorded(params, task, x)
+        parts: list[tuple[str, Gaussian]] = []
+        for position, call in enumerate(recording.calls):
+            own = {name: params[name] for name in call.names}
+            size = params[call.weight][0].numel() + (call.bias is not None)
+            parts.append((call.weight, self._averaged(position, own) or self._empty(own, size)))
+        return Blocks.of(params, parts + _rest(params, recording.rest, zeros(params)))
+
+    def measured(self, local: Local, start: Params) -> Blocks:
+        params, weights = local.params, Weights(local.params, local.buffers)
+        found = kron.factors(local.task, weights, local.data, self._slopes(local.data), _stream(local))
+        parts: list[tuple[str, Gaussian]] = []
+        for position, (weight, inputs) in enumerate(found.inputs.items()):
+            own = _own(params, weight, inputs)
+            parts.append((weight, self._averaged(position, own) or self._gaussian(own, weight, found)))
+        fisher = _fisher(self, local) if found.rest else {}
+        return Blocks.of(params, parts + _rest(params, found.rest, fisher))
+
+    def certain_precision(self, server: Server) -> float:
+        empty = self.nothing(server.task.initial.params, server.task, _example(server))
+        return max(float(isinstance(block, Inputs) and len(block.mean) > 1) for _, block, _ in empty.parted())
+
+    def _averaged(self, position: int, own: Params) -> Gaussian | None:
+        return Flat(own) if position == 0 and self.measuring.first_layer == "average" else None
+
+    def _slopes(self, data: ClientData) -> Slopes | None:
+        return None
+
+    def _empty(self, own: Params, size: int) -> Gaussian:
+        return Inputs(own, _zeros(own, size))
+
+    def _gaussian(self, own: Params, weight: str, found: kron.Factors) -> Gaussian:
+        return Inputs(own, found.inputs[weight].to(own[weight].dtype))
+
+    @property
+    def extra_passes(self) -> int:
+        return 0  # no gradients
+
+
+class OfInputsAndSlopes(OfInputs):
+    """Lambda = G (x) A for every layer: one forward pass and, for exact slopes, a backward pass for each class."""
+
+    uses: ClassVar = frozenset({"fisher", "first_layer", "prior", "slopes", "solver", "projection", "damping_slopes"})
+
+    def check(self, name: str, training: Training, server: Server) -> None:
+        if self._slopes(server.holdout) != "empirical":
+            require_cross_entropy(server.task)
+        super().check(name, training, server)
+
+    def certain_precision(self, server: Server) -> float:
+        return 0.0
+
+    def _slopes(self, data: ClientData) -> Slopes:
+        few = data.dataset.num_classes <= MOST_CLASSES
+        return self.measuring.slopes or ("exact" if few else "sampled")
+
+    def _empty(self, own: Params, size: int) -> Gaussian:
+        return Kron(own, _zeros(own, size), _zeros(own, len(next(iter(own.values())))))
+
+    def _gaussian(self, own: Params, weight: str, found: kron.Factors) -> Gaussian:
+        dtype = own[weight].dtype
+        return Kron(own, found.inputs[weight].to(dtype), found.slopes[weight].to(dtype))
+
+    @property
+    def extra_passes(self) -> int:
+        return 1
+
+
+class OfLastLayer(Form):
+    """The full Gauss-Newton matrix of the last layer, whose outputs are the logits; the rest averaged or diagonal.
+
+    Lambda = (1/m) sum_i (diag P_i - P_i P_i^T) (x) a~_i a~_i^T with the layer's inputs a~ = (a, 1): the exact Hessian.
+    """
+
+    uses: ClassVar = frozenset({"fisher", "rest", "prior", "round_scaling"})
+
+    def check(self, name: str, training: Training, server: Server) -> None:
+        require_cross_entropy(server.task)
+        require_independent_samples(self, server)
+        require_memory(name, self.nothing(server.task.initial.params, server.task, _example(server)), server)
+
+    def nothing(self, params: Params, task: Task | None = None, x: Tensor | None = None) -> Blocks:
+        last = _last(recorded(params, task, x))
+        own = {name: params[name] for name in last.names}
+        size = count(own)
+        matrix = params[last.weight].new_zeros(1, 1).expand(size, size)  # takes no memory
+        return Blocks.of(params, [(last.weight, Full(own, matrix)), *self._others(params, own, zeros(params))])
+
+    def measured(self, local: Local, start: Params) -> Blocks:
+        params = local.params
+
+        def at_work(x: Tensor) -> Call:
+            return _last(recorded(params, local.task, x, local.buffers))
+
+        def samples() -> Iterator[tuple[Tensor, Tensor]]:
+            for x, _ in local.data.blocks():
+                last = at_work(x)
+                inputs = last.input
+                if last.bias is not None:
+                    inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+                yield inputs, softmax.pair_weights(last.output.detach()).div_(len(local.data))
+
+        own = {name: params[name] for name in at_work(local.data.fetch(local.data.indices[:1])[0]).names}
+        matrix = softmax.hessian(samples(), own)
+        fisher = _fisher(self, local) if self.measuring.rest == "diagonal" else {}
+        return Blocks.of(params, [(next(iter(own)), Full(own, matrix)), *self._others(params, own, fisher)])
+
+    def _others(self, params: Params, own: Params, fisher: Params) -> list[tuple[str, Gaussian]]:
+        rest = tuple(name for name in params if name not in own)
+        if self.measuring.rest == "diagonal":
+            return _rest(params, rest, fisher)
+        return [(REST, Flat({name: params[name] for name in rest}))] if rest else []
+
+
+def recorded(params: Params, task: Task | None, x: Tensor | None, buffers: Params | None = None) -> Recording:
+    """The network at work in evaluation mode."""
+    assert task is not None, "the blocks follow from the network: `begin` has it"
+    assert x is not None
+    with task.evaluating():
+        return record(task, Weights(params, task.initial.buffers if buffers is None else buffers), x)
+
+
+def require_memory(name: str, empty: Blocks, server: Server) -> None:
+    """Refuse factors for which there is not enough memory, naming what they would take."""
+    task, clients = server.task, sum(size > 0 for size in server.sizes)
+    numbers = count(empty.parts())
+    # Every client's report, the server's state before and after, and sums and factors of them in float64.
+    needed = numbers * ((clients + 2) * task.dtype.itemsize + 3 * 8)
+    free = memory.available(task.device)
+    require(
+        free is None or needed <= free,
+        f"method.curvature_form {name} of {task.num_params:,} parameters takes about {memory.in_words(needed)} for "
+        f"{clients} clients, but {memory.in_words(free or 0)} are free; use --method.curvature_form diagonal, a model "
+        "with narrower layers, or fewer clients",
+    )
+
+
+def _last(recording: Recording) -> Call:
+    last = recording.calls[-1] if recording.calls else None
+    require(
+        last is not None and last.input.dim() == 2 and torch.equal(last.output, recording.logits),
+        "method.curvature_form last_layer needs a network whose last layer is linear and gives the logits; use "
+        "--method.curvature_form kron or diagonal",
+    )
+    assert last is not None
+    return last
+
+
+def _own(params: Params, weight: str, inputs: Tensor) -> Params:
+    """The parameters of a layer: its bias is among them if the factor A has a row for it."""
+    own = {weight: params[weight]}
+    if len(inputs) > params[weight][0].numel():
+        bias = weight.removesuffix("weight") + "bias"
+        own[bias] = params[bias]
+    return own
+
+
+def _rest(params: Params, names: tuple[str, ...], fisher: Params) -> list[tuple[str, Gaussian]]:
+    if not names:
+        return []
+    return [(REST, Diagonal({name: params[name] for name in names}, {name: fisher[name] for name in names}))]
+
+
+def _fisher(form: Form, local: Local) -> Params:
+    weights, batch_size = Weights(local.params, local.buffers), local.training.batch_size
+    return diagonal_fisher(local.task, weights, local.data, form.measuring.fisher, batch_size)
+
+
+def _stream(local: Local) -> torch.Generator:
+    """From which the labels of sampled slopes are drawn."""
+    return streams.generator(local.plan.seed, "slopes", local.plan.round, local.client)
+
+
+def _zeros(own: Params, size: int) -> Tensor:
+    return next(iter(own.values())).new_zeros(size, size)
+
+
+def _example(server: Server) -> Tensor:
+    return server.holdout.fetch(torch.zeros(1, dtype=torch.long, device=server.holdout.indices.device))[0]
