@@ -267,5 +267,5 @@ def test_optimisers_whose_path_is_no_mean_gradient_are_refused(changes, words):
 
 
 def test_limits_must_be_positive():
-    with pytest.raises(UserError, match="cavity_limit must be > 0, got 0"):
+    with pytest.raises(UserError, match="cavity_limit must be > 0, or null, got 0"):
         Fola(cavity=True, cavity_limit=0.0)
