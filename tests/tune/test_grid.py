@@ -149,6 +149,7 @@ SIZES = {  # cells and runs at the paper's scale
     "demo": (3, 30),
     "mnist_curves": (15, 75),
     "mnist_first_round": (25 * 125 * 2, 187_500),
+    "structured": (6 * 6, 180),
 }
 
 

@@ -236,6 +236,7 @@ def test_every_shipped_study_says_what_it_is_about():
         "mnist_curves",
         "mnist_first_round",
         "ridge_demo",
+        "structured",
     }
     for name in study_file.names():
         assert study_file.describe(name).endswith(".")
