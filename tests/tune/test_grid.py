@@ -149,12 +149,9 @@ SIZES = {  # cells and runs at the paper's scale
     "demo": (3, 30),
     "mnist_curves": (15, 75),
     "mnist_first_round": (25 * 125 * 2, 187_500),
-<<<<<<< HEAD
     "structured": (6 * 6, 180),
-=======
     "one_shot": (5 * 10 * 12, 5 * 10 * 12 * 3),
     "rivals": (len(load("rivals").cases) * 5 * 20, len(load("rivals").cases) * 5 * 20 * 3),
->>>>>>> main
 }
 
 
