@@ -98,6 +98,24 @@ class Linear(Penalty):
 
 
 @dataclass(frozen=True)
+class Sum(Penalty):
+    """P(theta) = P_1(theta) + P_2(theta)."""
+
+    first: Penalty
+    second: Penalty
+
+    def value(self, params: Params) -> Tensor:
+        return self.first.value(params) + self.second.value(params)
+
+    def grad(self, params: Params) -> Params:
+        return zip_map(torch.add, self.first.grad(params), self.second.grad(params))
+
+    def value_and_grad(self, params: Params) -> tuple[Tensor, Params]:
+        (value, slope), (other, more) = self.first.value_and_grad(params), self.second.value_and_grad(params)
+        return value + other, zip_map(torch.add, slope, more)
+
+
+@dataclass(frozen=True)
 class Detached(Penalty):
     """A penalty with a value but no gradient: what results from building the prior loss out of detached tensors."""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.merging import Merging
+from fl_lightning.gaussian.trust import merged
 from fl_lightning.params import Params, count
 
 # Between the name of a block and that of a part of its precision.
@@ -64,8 +65,8 @@ class Blocks(Gaussian):
 
     @classmethod
     def merged(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
-        """Block by block, so that relative damping is relative to the block."""
-        return cls._blockwise(experts, lambda own: type(own[0]).merged(own, weights, merging))
+        """Block by block, so that relative damping is relative to the block, and each goes as far as it may."""
+        return cls._blockwise(experts, lambda own: merged(own, weights, merging))
 
     @classmethod
     def summed(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:

@@ -20,6 +20,7 @@ class Merging:
             whole product instead.
         solver: Conjugate gradients, or the product of the factors' own solutions.
         projection: What is kept of a sum of Kronecker products.
+        trust: How far from the average the product may go; see `trust.merged`. None is any distance.
     """
 
     damping: float = 0.0
@@ -28,6 +29,7 @@ class Merging:
     slopes: float | None = 1.0
     solver: Solver = "cg"
     projection: Projection = "factors"
+    trust: float | None = None
 
     def gamma(self, trace: float, size: int) -> float:
         """The damping in absolute terms, of a precision with this trace over so many parameters."""

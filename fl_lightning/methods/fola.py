@@ -38,6 +38,23 @@ with G_n = I and gamma_G = 0 for `inputs`, and keeps the product of the mean fac
 rounds one by one.
 
 With e_full, F_n is the vector of that matrix's eigenvalues, used as if it were a diagonal.
+
+With `cavity`, what the server says to a client leaves the client's own contribution out, as expectation propagation
+does. With SCAFFOLD's control variates c_n and c = sum_n q_n c_n (`variates.py`), the mean gradients of their losses,
+
+    J_n(theta) = L_n(theta) + <c - c_n, theta> + (strength / 2) (theta - mu_S)^T Lambda_S (theta - mu_S)     r > 1
+    c_n       <- c_n - c + (mu_S - mu_n) / (K_n lr)      limited, see `variates.limited`
+    mu_S      <- mu_S + sum_n p_n (mu_n - mu_S)          r > 1; in round 1 the product
+
+Each client then aims at the optimum of all: precisions, which say whose optimum to believe where, weigh the models in
+round 1 alone. On quadratic losses the optimum of all, with its gradients, is a fixed point for every strength, which it
+is not without the cavity. With strength 0, aggregation average and no limit this is SCAFFOLD.
+
+With `trust`, the damping of a layer (or of all parameters, if the form knows no layers) is doubled until
+
+    ||mu_S - mu_A|| <= trust sqrt(sum_n ||mu_n - mu_A||^2)          mu_A = sum_n p_n mu_n
+
+as far as all clients together have moved: in directions in which the precisions are small, a product may go farther.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,6 +64,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fl_lightning import variates
 from fl_lightning.curvature.e_full import EigenOrder
 from fl_lightning.curvature.fisher import FisherKind
 from fl_lightning.curvature.form import FirstLayer, Form, Measuring, Rest
@@ -54,11 +72,13 @@ from fl_lightning.curvature.forms import FORMS, FormName
 from fl_lightning.errors import require
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.merging import Merging, Projection, Solver
+from fl_lightning.gaussian.trust import merged
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
-from fl_lightning.params import Params, average, flatten
-from fl_lightning.penalty import Detached, Penalty, overshoot_advice
+from fl_lightning.params import Params, average, flatten, zip_map
+from fl_lightning.penalty import Detached, Linear, Penalty, Sum, overshoot_advice
 from fl_lightning.task import Task
 from fl_lightning.training import Training
+from fl_lightning.variates import Variates
 
 
 class State(NamedTuple):
@@ -66,9 +86,11 @@ class State(NamedTuple):
 
     Attributes:
         posterior: N(mu_S, Lambda_S^-1).
+        variates: c and c_n, with the cavity.
     """
 
     posterior: Gaussian
+    variates: Variates | tuple[()] = ()
 
     @property
     def params(self) -> Params:
@@ -77,16 +99,18 @@ class State(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What is sent beside the model: Lambda_S, without the mean, and the round."""
+    """What is sent beside the model: Lambda_S, without the mean, the round and, with the cavity, c."""
 
     prior: Gaussian
     round: int
+    control: Params | tuple[()] = ()
 
 
 class Report(NamedTuple):
-    """The local posterior N(mu_n, Lambda_n^-1)."""
+    """The local posterior N(mu_n, Lambda_n^-1) and, with the cavity, the change of c_n."""
 
     posterior: Gaussian
+    change: Params | tuple[()] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +151,11 @@ class Fola(Method):
             steps (the paper's algorithm).
         round_scaling: Lambda_n = F/r + (r-1)/r Lambda_S (paper), or F + Lambda_S with 1/r in the prior loss (code).
         detached_prior: Emulate the published code, whose prior loss has no gradient.
+        cavity: From round 2 on, correct each client by what the others' losses do and its own does not, and average.
+        cavity_limit: How many times as far from the mean as the others' a client's control variate may be; null is no
+            limit.
+        trust: How far from the average a product may go, in units of the clients' own distances from it; null is any
+            distance.
     """
 
     aggregation: Literal["product", "average"] = "product"
@@ -149,6 +178,9 @@ class Fola(Method):
     normalisation: Literal["mean", "sum_epochs", "sum_steps"] = "mean"
     round_scaling: Literal["paper", "code"] = "paper"
     detached_prior: bool = False
+    cavity: bool = False
+    cavity_limit: float | None = 5.0
+    trust: float | None = None
 
     def __post_init__(self) -> None:
         require(0 <= self.strength < float("inf"), f"method.strength must be finite and >= 0, got {self.strength}")
@@ -157,8 +189,18 @@ class Fola(Method):
             self.damping_slopes is None or 0 <= self.damping_slopes < float("inf"),
             f"method.damping_slopes must be finite and >= 0, or null, got {self.damping_slopes}",
         )
+        for name in ("cavity_limit", "trust"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"method.{name} must be > 0, or null, got {value}")
+        require(
+            self.trust is None or self.damping_place == "both",
+            "method.trust raises a damping that leads to the average, which --method.damping_place denominator does "
+            "not; leave one out",
+        )
 
     def check(self, training: Training, server: Server) -> None:
+        if self.cavity:
+            variates.check("method.cavity", training)
         for field in sorted(
             frozenset().union(*(form.uses for form in FORMS.values())) - FORMS[self.curvature_form].uses
         ):
@@ -179,15 +221,29 @@ class Fola(Method):
         )
 
     def init(self, params: Params, num_clients: int) -> State:
-        return State(self._form.nothing(params))
+        return State(self._form.nothing(params), self._no_variates(params))
 
     def begin(self, params: Params, num_clients: int, task: Task, x: Tensor) -> State:
-        return State(self._form.nothing(params, task, x))
+        return State(self._form.nothing(params, task, x), self._no_variates(params))
+
+    def _no_variates(self, params: Params) -> Variates | tuple[()]:
+        return Variates.blank(params) if self.cavity else ()
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
-        return Context(state.params, Shared(state.posterior.with_mean({}), cohort.round))
+        prior = state.posterior.with_mean({})
+        if not isinstance(state.variates, Variates):
+            return Context(state.params, Shared(prior, cohort.round))
+        own = state.variates.clients.stacked(cohort.members)
+        return Context(state.params, Shared(prior, cohort.round, state.variates.mean), own)
 
     def penalty(self, context: Context) -> Penalty | None:
+        pull = self._prior_loss(context)
+        if not self.cavity or context.shared.round == 1:  # all variates are still equal
+            return pull
+        others = Linear(zip_map(torch.sub, context.shared.control, context.own))
+        return others if pull is None else Sum(others, pull)
+
+    def _prior_loss(self, context: Context) -> Penalty | None:
         shared: Shared = context.shared
         if self.strength == 0 or shared.round == 1:  # Lambda_S is still zero
             return None
@@ -202,21 +258,33 @@ class Fola(Method):
         return self._form.observe(trace, step)
 
     def report(self, local: Local, context: Context) -> Report:
+        posterior = self._posterior(local, context)
+        if not self.cavity:
+            return Report(posterior)
+        return Report(posterior, variates.change_along_path(local, context.start, context.shared.control))
+
+    def _posterior(self, local: Local, context: Context) -> Gaussian:
         posterior = self._form.measured(local, context.start)
         if self.curvature == "offline":
-            return Report(posterior)
+            return posterior
         shared: Shared = context.shared
         scale, r = self._form.scale(local.num_epochs), shared.round
         own, earlier = (scale, 1.0) if self._accumulates else (scale / r, (r - 1) / r)
-        return Report(posterior.over_rounds(own, shared.prior, earlier))
+        return posterior.over_rounds(own, shared.prior, earlier)
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
-        experts, merging = [report.posterior for report in reports], self._merging
-        form = type(experts[0])
-        if self.aggregation == "average" or (len(reports) == 1 and merging.everywhere):
+        posterior = self._combined(state, cohort, [report.posterior for report in reports])
+        if not isinstance(state.variates, Variates):
+            return State(posterior)
+        changes = variates.limited(state.variates, cohort, _changes(reports), self.cavity_limit)
+        return State(posterior, state.variates.renewed(cohort, changes))
+
+    def _combined(self, state: State, cohort: Cohort, experts: Sequence[Gaussian]) -> Gaussian:
+        form, merging = type(experts[0]), self._merging
+        if self._averages(cohort.round) or (len(experts) == 1 and merging.everywhere):
             params = average(state.params, [expert.mean for expert in experts], cohort.weights)
-            return State(form.summed(experts, cohort.weights, merging).with_mean(params))
-        return State(form.merged(experts, cohort.weights, merging))
+            return form.summed(experts, cohort.weights, merging).with_mean(params)
+        return merged(experts, cohort.weights, merging)
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         experts = [report.posterior for report in reports]
@@ -241,9 +309,11 @@ class Fola(Method):
         numbers |= after.posterior.notes()
         shift = type(experts[0]).weight_shift(experts, weights, self._merging)
         if shift is not None:
-            numbers["weight_shift"] = 0.0 if self.aggregation == "average" else shift
+            numbers["weight_shift"] = 0.0 if self._averages(cohort.round) else shift
         if len(reports) > 1:
             numbers |= type(experts[0]).alikeness(experts)
+        if isinstance(before.variates, Variates):
+            numbers["variate_excess"] = variates.excesses(before.variates, cohort, _changes(reports))
         # Of the next round, whose prior this is; a detached prior takes no step.
         strength = 0.0 if self.detached_prior else self._strength_in(cohort.round + 1)
         largest = after.posterior.prior(self.prior == "exact").largest_eigenvalue() if strength else 0.0
@@ -291,10 +361,15 @@ class Fola(Method):
             damping=self.damping,
             relative=self.damping_mode == "relative",
             everywhere=self.damping_place == "both",
+            trust=self.trust,
             slopes=self.damping_slopes,
             solver=self.solver,
             projection=self.projection,
         )
+
+    def _averages(self, round: int) -> bool:
+        """Whether models are averaged: because the user says so, or because they all aim at the same optimum."""
+        return self.aggregation == "average" or (self.cavity and round > 1)
 
     @property
     def _accumulates(self) -> bool:
@@ -307,6 +382,10 @@ class Fola(Method):
     def _gamma_in_prior(self, posterior: Gaussian) -> float:
         """What the prior loss adds to a precision."""
         return self._merging.gamma(posterior.trace(), posterior.size) if self.damping_in_prior else 0.0
+
+
+def _changes(reports: Sequence[Report]) -> list[Params]:
+    return [report.change for report in reports if isinstance(report.change, dict)]
 
 
 def _quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:

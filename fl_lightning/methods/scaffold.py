@@ -33,10 +33,11 @@ from fl_lightning.client_memory import ClientMemory
 from fl_lightning.curvature.fisher import mean_gradient
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
-from fl_lightning.params import Params, average, flatten, weighted_sum, zeros, zip_map
+from fl_lightning.params import Params, average, flatten, zeros, zip_map
 from fl_lightning.penalty import Linear, Penalty
 from fl_lightning.task import Weights
 from fl_lightning.training import Training
+from fl_lightning.variates import Variates, change_along_path
 
 
 class State(NamedTuple):
@@ -122,24 +123,12 @@ class Scaffold(Method):
             # A context holds no buffers, so those after training stand in for BatchNorm's statistics at x.
             gradient = mean_gradient(local.task, Weights(context.start, local.buffers), local.data)
             return Report(local.params, zip_map(torch.sub, gradient, context.own))
-        length = local.num_steps * local.training.lr
-        if length == 0:  # the path says nothing about the gradient
-            return Report(local.params, zeros(context.own))
-
-        def change(x: Tensor, y: Tensor, c: Tensor) -> Tensor:  # c_n itself drops out of c_n+ - c_n
-            return ((x.double() - y.double()) / length - c.double()).to(x.dtype)
-
-        return Report(local.params, zip_map(change, context.start, local.params, shared.control))
+        return Report(local.params, change_along_path(local, context.start, shared.control))
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         params = average(state.params, [report.params for report in reports], cohort.weights, self.server_lr)
-        move = weighted_sum((report.change for report in reports), cohort.shares)
-        control = zip_map(lambda c, m: c.double().add(m).to(c.dtype), state.control, move)
-        renewed = {
-            n: zip_map(torch.add, state.clients[n], report.change)
-            for n, report in zip(cohort.members, reports, strict=True)
-        }
-        return State(params, control, state.clients.replaced(renewed))
+        renewed = Variates(state.control, state.clients).renewed(cohort, [report.change for report in reports])
+        return State(params, renewed.mean, renewed.clients)
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

@@ -48,6 +48,7 @@ TOGETHER = (
     "fola+curvature_form=kron+strength=1+slopes=sampled+projection=nearest+prior=exact",
     "fola+curvature_form=kron+strength=1+slopes=empirical+solver=factored",
     "fola+curvature_form=last_layer+strength=1+rest=diagonal",
+    "fola+curvature_form=inputs+strength=0+cavity=true+trust=1",
 )
 
 Numbers = list[float | str]

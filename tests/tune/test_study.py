@@ -241,6 +241,7 @@ def test_every_shipped_study_says_what_it_is_about():
         "one_shot",
         "ridge_demo",
         "rivals",
+        "structured",
     }
     for name in study_file.names():
         assert study_file.describe(name).endswith(".")
