@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fl_lightning import kept
+from fl_lightning.kept import Kept
+
 Row = TypeVar("Row")
 
 
@@ -14,7 +17,8 @@ class ClientMemory(Generic[Row]):
     """A row for every client, a tree of tensors; all have the same one until they get their own.
 
     A value, as a tensor is one for a hook: nothing changes it, `replaced` makes a new memory that shares the other rows
-    with the old one. It costs what the clients cost that have taken part, however many there are.
+    with the old one. It costs what the clients cost that have taken part, however many there are, and where these rows
+    take too much memory, they are in files until somebody asks for them.
 
     >>> memory = ClientMemory.blank({"w": torch.zeros(2)})
     >>> later = memory.replaced({7: {"w": torch.ones(2)}})
@@ -25,11 +29,14 @@ class ClientMemory(Generic[Row]):
             [0., 0.]])}
     """
 
-    __slots__ = ("_own", "default")
+    __slots__ = ("_own", "default", "saved", "unsaved")
 
-    def __init__(self, default: Row, own: Mapping[int, Row]) -> None:
-        self.default = default
-        self._own = own
+    def __init__(self, default: Row, own: Mapping[int, Kept]) -> None:
+        self.default, self._own = default, own
+        # What `fl_lightning.runs.rows` knows of it: the state of the files that have all rows but those that are
+        # unsaved. No part of the value.
+        self.saved: Any = None
+        self.unsaved: Mapping[int, Kept] = {}
 
     @classmethod
     def blank(cls, row: Row) -> "ClientMemory[Row]":
@@ -49,7 +56,8 @@ class ClientMemory(Generic[Row]):
 
     def __getitem__(self, client: int) -> Row:
         """The row of a client."""
-        return self._own.get(client, self.default)
+        own = self._own.get(client)
+        return self.default if own is None else own.get()
 
     def stacked(self, members: Iterable[int]) -> Row:
         """The rows of some clients, stacked in this order: what `Context.own` wants."""
@@ -63,7 +71,16 @@ class ClientMemory(Generic[Row]):
         for n, row in rows.items():
             if (found := _shapes(row)) != expected:
                 raise ValueError(f"expected a row with the tensors {expected} for client {n}, got {found}")
-        return ClientMemory(self.default, {**self._own, **{n: _alone(row) for n, row in rows.items()}})
+        fresh = {n: Kept(_alone(row), self.default) for n, row in rows.items()}
+        kept.make_room()
+        memory = ClientMemory(self.default, {**self._own, **fresh})
+        if self.saved is not None:
+            memory.saved, memory.unsaved = self.saved, {**self.unsaved, **fresh}
+        return memory
+
+    def kept(self) -> Mapping[int, Kept]:
+        """The rows of the clients that have one of their own, wherever they are."""
+        return self._own
 
     def total(self) -> Row:
         """The sum of the rows of all clients that have one of their own.
@@ -81,6 +98,10 @@ class ClientMemory(Generic[Row]):
 
     def __repr__(self) -> str:
         return f"ClientMemory({self.default!r}, with rows of the clients {self.seen})"
+
+    def __reduce__(self) -> Any:
+        children, seen = _flatten(self)
+        return _unflatten, (children, seen)
 
 
 def _shapes(row: Any) -> dict[str, str]:
@@ -111,7 +132,7 @@ def _flatten_with_keys(memory: ClientMemory[Any]) -> tuple[list[tuple[Any, Any]]
 
 def _unflatten(children: Iterable[Any], seen: tuple[int, ...]) -> ClientMemory[Any]:
     default, *rows = children
-    return ClientMemory(default, dict(zip(seen, rows, strict=True)))
+    return ClientMemory(default, {n: Kept(row, default) for n, row in zip(seen, rows, strict=True)})
 
 
 # To whatever walks through trees (copies, comparisons, checkpoints) a memory is a container of its rows.

@@ -1,6 +1,6 @@
 """One run from its configuration to its results: consumes the federated loop, measures, saves, tracks, resumes."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,8 @@ from torch import Tensor
 from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
-from fl_lightning.data.partition import class_counts, held_out, partition, subset_indices, validating
+from fl_lightning.data.partition import class_counts, divide, held_out, subset_indices, validating
+from fl_lightning.data.shares import sizes_of
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.loop import federate, initial
 from fl_lightning.method import task_of
@@ -55,7 +56,7 @@ class Problem(NamedTuple):
     """A configuration made real: data, who has which of it, and the model that the settings name."""
 
     dataset: Dataset
-    clients: list[Tensor]
+    clients: Sequence[Tensor]
     holdout: Tensor
     task: Task
 
@@ -64,7 +65,7 @@ def build(config: RunConfig) -> Problem:
     """Load the data, split it, and make the model."""
     torch.set_num_threads(config.compute.threads)
     dataset = config.source.load()
-    clients = partition(dataset.train_y, config.split, config.seed, dataset.owners)
+    clients = divide(dataset.train_y, config.split, config.seed, dataset.owners)
     holdout = held_out(dataset.train_y, config.split, config.seed)
     dataset = skew(dataset, clients, config.split, config.seed)
     if config.split.validation > 0:
@@ -179,7 +180,7 @@ def _records(config: RunConfig, problem: Problem, saved: Snapshot | None) -> Ite
 
 def _measuring(config: RunConfig, problem: Problem, folder: Path) -> Callable[[RoundRecord], Measurement]:
     """What measures a round, AE, LF and the ridge included if the settings ask for them; refuses what cannot be."""
-    ridge.check(config.probe, config.federation, [len(indices) for indices in problem.clients])
+    ridge.check(config.probe, config.federation, sizes_of(problem.clients))
     task = task_of(config.method, problem.task)
     posterior = load_reference(config.probe, task, problem.dataset, problem.clients)
 

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from fl_lightning import streams
+from fl_lightning.data.shares import Sizes
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Method, Server
 from fl_lightning.training import Training
@@ -56,7 +57,8 @@ def draw_cohort(method: Method, server: Server, training: Training, federation: 
 
     Both draws are the same for every method at one seed; a method that drops stragglers goes on with the others.
     """
-    eligible = [n for n, size in enumerate(server.sizes) if size > 0]
+    everybody = server.sizes if isinstance(server.sizes, Sizes) else Sizes(server.sizes)
+    eligible = everybody.eligible
     number = cohort_size(federation, len(eligible))
     chosen = torch.randperm(len(eligible), generator=streams.generator(server.seed, "cohort", round))[:number]
     members = sorted(eligible[i] for i in chosen.tolist())
@@ -67,7 +69,7 @@ def draw_cohort(method: Method, server: Server, training: Training, federation: 
     epochs |= stragglers
     by_samples = federation.weighting == "samples"
     sizes = [server.sizes[n] if by_samples else 1 for n in members]
-    population = sum(server.sizes) if by_samples else len(eligible)
+    population = everybody.total if by_samples else len(eligible)
     return Cohort(
         round=round,
         members=tuple(members),

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fl_lightning.batching import check_batches, smallest_batch
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.plan import SERVER, ClientData, Plan
+from fl_lightning.data.plan import SERVER, AllClients, ClientData, Plan
+from fl_lightning.data.shares import sizes_of
 from fl_lightning.engines.engine import Engine, Fit
 from fl_lightning.engines.functional import Functional
 from fl_lightning.errors import Diverged
@@ -89,7 +90,7 @@ class Setup(NamedTuple):
 
     server: Server
     training: Training
-    data: list[ClientData]
+    data: Sequence[ClientData]
 
 
 def set_up(
@@ -108,7 +109,7 @@ def set_up(
     held = ClientData(SERVER, dataset, spare.to(device), task.dtype)
     server = Server(
         task=task,
-        sizes=tuple(len(indices) for indices in clients),
+        sizes=sizes_of(clients),
         holdout=held,
         seed=seed,
         smallest_batch=smallest_batch(task, held),
@@ -117,9 +118,8 @@ def set_up(
     check_participation(federation, server.sizes)
     method.check(training, server)
     indices = method.local_data(clients, spare, seed)
-    check_batches(training, list(map(len, indices)), server.smallest_batch)
-    data = [ClientData(n, dataset, places.to(device), task.dtype) for n, places in enumerate(indices)]
-    return Setup(server, training, data)
+    check_batches(training, sizes_of(indices), server.smallest_batch)
+    return Setup(server, training, AllClients(dataset, indices, task.dtype))
 
 
 def beginning(method: Method, task: Task, server: Server) -> Snapshot:

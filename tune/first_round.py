@@ -195,7 +195,7 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
     context = method.broadcast(before.state, cohort)
     members = [context.of_member(position) for position in range(len(cohort.members))]
     plain = all(method.penalty(own) is None and not method.frozen(own) for own in members)
-    own_data = all(torch.equal(d.indices.cpu(), c) for d, c in zip(setup.data, problem.clients, strict=True))
+    own_data = all(torch.equal(setup.data[n].indices.cpu(), problem.clients[n]) for n in cohort.members)
     apart = config.engine.trains_apart(task, plans_of(cohort, setup.data))
     if plain and own_data and apart and _equal(context.start, task.initial.params):
         return Candidate(config, setup, before, cohort, context)

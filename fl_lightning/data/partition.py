@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fl_lightning.data.partitions import dirichlet, few_classes, natural, sizes
 from fl_lightning.data.partitions.dealing import Array, cut, deal, members, whole
+from fl_lightning.data.shares import Shares
 from fl_lightning.errors import UserError, require, unknown
 from fl_lightning.streams import numpy_generator
 
@@ -171,6 +172,11 @@ def partition(labels: Tensor, split: Split, seed: int, owners: Tensor | None = N
     >>> [len(part) for part in parts], sorted(torch.cat(parts).tolist())
     ([3, 3], [0, 1, 2, 3, 4, 5])
     """
+    return list(divide(labels, split, seed, owners))
+
+
+def divide(labels: Tensor, split: Split, seed: int, owners: Tensor | None = None) -> Shares:
+    """The same as `partition`, without a tensor for each client."""
     spared = torch.cat([held_out(labels, split, seed), validating(labels, split, seed)]).numpy()
     chosen = np.setdiff1d(subset_indices(labels, split.subset).numpy(), spared)
     remedy = (
@@ -198,13 +204,21 @@ def partition(labels: Tensor, split: Split, seed: int, owners: Tensor | None = N
         positions = _draw(held, owned, split, rng)
         smallest = min(map(len, positions))
         if smallest >= split.min_samples:
-            return [torch.from_numpy(np.sort(chosen[position])) for position in positions]
+            return _sorted(chosen, positions)
         best = max(best, smallest)
     drawn = "" if split.partition in FIXED else f" in the best of {MAX_DRAWS} draws"
     raise UserError(
         f"data.min_samples must be at most the size of the smallest client, which is {best}{drawn}, got "
         f"{split.min_samples}; lower it or data.clients, raise data.alpha, or choose a more even partition"
     )
+
+
+def _sorted(chosen: Array, positions: Sequence[Array]) -> Shares:
+    """The samples at each client's positions, in increasing order; all clients at once."""
+    sizes = [len(position) for position in positions]
+    places = chosen[np.concatenate(positions)]
+    order = np.lexsort((places, np.repeat(np.arange(len(sizes)), sizes)))
+    return Shares(torch.from_numpy(places[order]), sizes)
 
 
 def _draw(labels: Array, owners: Array, split: Split, rng: np.random.Generator) -> list[Array]:
@@ -267,6 +281,8 @@ def held_out(labels: Tensor, split: Split, seed: int) -> Tensor:
     >>> labels[held_out(labels, Split(holdout=0.5), seed=0)].bincount()
     tensor([2, 2])
     """
+    if split.holdout == 0:
+        return torch.empty(0, dtype=torch.long)
     chosen = subset_indices(labels, split.subset).numpy()
     rng = numpy_generator(seed, "holdout")
     classes = [rng.permutation(positions) for positions in members(_array(labels)[chosen])]
@@ -304,12 +320,12 @@ def content_hash(parts: Sequence[Tensor]) -> str:
     >>> content_hash([first, second]) == content_hash([second, first])
     False
     """
-    digest = sha256()
-    for part in parts:
-        # The length comes first, so that moving a sample over a border changes the text that is hashed.
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(np.sort(part.cpu().numpy()).astype("<i8").tobytes())
-    return digest.hexdigest()[:16]
+    shares = Shares.of(parts)
+    places, owners, sizes = shares.places.numpy(), shares.owners().numpy(), np.array(shares.sizes, dtype=np.int64)
+    # The length comes first, so that moving a sample over a border changes the text that is hashed.
+    ordered = places[np.lexsort((places, owners))]
+    text = np.insert(ordered, np.cumsum(sizes) - sizes, sizes).astype("<i8")
+    return sha256(text.tobytes()).hexdigest()[:16]
 
 
 def class_counts(labels: Tensor, parts: Sequence[Tensor], num_classes: int) -> Tensor:
@@ -319,8 +335,9 @@ def class_counts(labels: Tensor, parts: Sequence[Tensor], num_classes: int) -> T
     tensor([[1, 1],
             [0, 1]])
     """
-    known = labels.cpu().long()
-    return torch.stack([known[part.cpu()].bincount(minlength=num_classes) for part in parts])
+    shares = Shares.of(parts)
+    cells = shares.owners() * num_classes + labels.cpu().long()[shares.places]
+    return cells.bincount(minlength=len(shares) * num_classes).view(len(shares), num_classes)
 
 
 def _stratified(labels: Array, number: int, rng: np.random.Generator) -> Array:

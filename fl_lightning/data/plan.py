@@ -4,8 +4,9 @@ Drawn once per (seed, round, client, epoch), the same for every engine and metho
 identical batches of identical images.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -54,6 +55,34 @@ class ClientData:
         """All samples once, in storage order, unaugmented."""
         for indices in torch.split(self.indices, size):
             yield self.fetch(indices)
+
+
+class AllClients(Sequence[ClientData]):
+    """The data of all clients, each client's made when it is asked for: there may be many more than take part.
+
+    Args:
+        dataset: The training set of all clients.
+        places: Which samples are whose.
+        dtype: Type of the inputs that the model takes.
+    """
+
+    def __init__(self, dataset: Dataset, places: Sequence[Tensor], dtype: torch.dtype) -> None:
+        self._dataset, self._places, self._dtype = dataset, places, dtype
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> ClientData: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[ClientData]: ...
+
+    def __getitem__(self, index: int | slice) -> ClientData | list[ClientData]:
+        if isinstance(index, slice):
+            return [self[n] for n in range(*index.indices(len(self)))]
+        n = range(len(self))[index]
+        return ClientData(n, self._dataset, self._places[n].to(self._dataset.train_x.device), self._dtype)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,13 @@ class Client(pl.LightningModule):
         self.losses: list[Tensor] = []
         self.shares: list[float] = []
 
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_current_fx_name":  # a string that Lightning writes down around every hook, dozens of times a step
+            object.__setattr__(self, name, value)  # without looking whether it is a parameter, buffer or module
+        else:
+            super().__setattr__(name, value)
+
     def params(self) -> Params:
         """The live parameters by name."""
         return self._params

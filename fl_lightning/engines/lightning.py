@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -50,6 +51,7 @@ class Lightning(Engine):
 
         from fl_lightning.engines.client import Client, EpochLoader, Observer
 
+        _look_for_plugins_once()
         device = task.device
         task.load(Weights(context.start, buffers))
         client, observer = Client(hooks, task, context, plan), Observer(hooks, context)
@@ -71,6 +73,18 @@ class Lightning(Engine):
         task.model.to(device)  # the Trainer leaves the module on the CPU
         local = finished_client(task, plan, task.weights(), observer.trace)
         return Fit(local, mean_loss(client.losses, client.shares, plan.num_epochs))
+
+
+@cache
+def _look_for_plugins_once() -> None:
+    """Every new Trainer reads the metadata of all installed packages for callbacks that they may register.
+
+    They stay what they are while a process runs, and reading them takes longer than all else a small fit costs.
+    """
+    from lightning_fabric.utilities import registry
+
+    if (look := getattr(registry, "entry_points", None)) is not None:
+        registry.entry_points = cache(look)
 
 
 @contextmanager

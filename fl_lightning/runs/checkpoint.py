@@ -2,7 +2,7 @@
 
 Reading executes no code. The file is a safetensors file whose header holds the round, the identity of the
 configuration, the numbers of all rounds so far, and checksums of the tensors and of the header itself, so that a
-damaged file is never taken for a good one.
+damaged file is never taken for a good one. What clients remember is in files beside it, see `fl_lightning.runs.rows`.
 """
 
 import json
@@ -23,6 +23,7 @@ from fl_lightning.client_memory import ClientMemory
 from fl_lightning.errors import UserError
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.record import Measurement, Snapshot
+from fl_lightning.runs import rows
 from fl_lightning.system.atomic import write_atomically
 
 # Format 1 had no checksum of its header.
@@ -45,18 +46,28 @@ class Saved(NamedTuple):
 
 def write(folder: Path, identity: str, snapshot: Snapshot, history: Sequence[Measurement]) -> None:
     """Save a round. Whenever the process dies, a complete checkpoint is left."""
-    leaves, _ = pytree.tree_flatten_with_path(_tree(snapshot))
+    leaves, _ = _flattened(snapshot)
     names = {id(leaf): pytree.keystr(path) for path, leaf in leaves}
-    tensors, numbers = {}, {}
-    memories: set[int] = set()
+    tensors: dict[str, Tensor] = {}
+    numbers = {}
+    memories: list[ClientMemory[Any]] = []
+    storages: set[int] = set()
+
+    def keep(name: str, leaf: Tensor) -> None:
+        tensor = leaf.detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        # safetensors refuses shared memory; a copy of every tensor would be felt with full curvature.
+        tensors[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+
     for path, leaf in leaves:
         name = pytree.keystr(path)
         if isinstance(leaf, Tensor):
-            tensor = leaf.detach().cpu().contiguous()
-            memory = tensor.untyped_storage().data_ptr()
-            # safetensors refuses shared memory; a copy of every tensor would be felt with full curvature.
-            tensors[name] = tensor.clone() if memory in memories else tensor
-            memories.add(memory)
+            keep(name, leaf)
+        elif isinstance(leaf, ClientMemory):
+            memories.append(leaf)
+            for below, value in pytree.tree_flatten_with_path(leaf.default)[0]:
+                keep(f"{name}.default{pytree.keystr(below)}", value)
         else:
             numbers[name] = leaf
     header = {
@@ -66,12 +77,15 @@ def write(folder: Path, identity: str, snapshot: Snapshot, history: Sequence[Mea
         "numbers": json.dumps(numbers),
         "params": json.dumps({name: names[id(value)] for name, value in snapshot.state.params.items()}),
         "posterior": json.dumps(_described(getattr(snapshot.state, "posterior", None))),
-        "seen": json.dumps({pytree.keystr(path): memory.seen for path, memory in _memories(snapshot)}),
         "history": json.dumps([measurement._asdict() for measurement in history]),
         "tensors": str(_checksum(tensors)),
     }
+    if memories:
+        header["rows"] = json.dumps(rows.write(folder, memories))
     header["checksum"] = _seal(header)
     write_atomically(folder / CURRENT, save(tensors, metadata=header), keep=folder / PREVIOUS)
+    if memories:
+        rows.remove_others(folder, _named(folder / CURRENT) | _named(folder / PREVIOUS))
 
 
 def read(folder: Path, identity: str, template: Snapshot) -> Saved | None:
@@ -123,9 +137,9 @@ def read_parts(folder: Path) -> Parts:
     except DamagedError as damage:
         raise UserError(f"{path} {damage}; compute that run again with --fresh") from None
     # Older files do not say where the model is: its field was always called `params`.
-    places = json.loads(header.get("params", "{}")) or _named(tensors, r"\[0\]\.params\['(.*)'\]")
+    places = json.loads(header.get("params", "{}")) or _keys(tensors, r"\[0\]\.params\['(.*)'\]")
     params = {name: tensors[key] for name, key in places.items()}
-    buffers = {name: tensors[key] for name, key in _named(tensors, r"\[1\]\['(.*)'\]").items()}
+    buffers = {name: tensors[key] for name, key in _keys(tensors, r"\[1\]\['(.*)'\]").items()}
     described = json.loads(header.get("posterior", "null"))
     posterior = None if described is None else _rebuilt(described, tensors | json.loads(header["numbers"]))
     return Parts(params, buffers, posterior)
@@ -158,6 +172,7 @@ def remove(folder: Path, current: bool) -> None:
     """Forget what a finished run does not need: the previous checkpoint, and on demand the current one."""
     for name in (PREVIOUS, CURRENT) if current else (PREVIOUS,):
         (folder / name).unlink(missing_ok=True)
+    rows.remove_others(folder, _named(folder / CURRENT))
 
 
 def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -196,21 +211,26 @@ def _read_file(path: Path, identity: str, template: Snapshot) -> Saved:
             "choose another --out, or start again with --fresh"
         )
     values: dict[str, Any] = tensors | json.loads(header["numbers"])
-    seen = json.loads(header.get("seen", "{}"))  # which clients have taken part: a template knows none
+    leaves, structure = _flattened(template)
 
-    def grown(path: Any, leaf: Any) -> Any:
-        known = seen.get(pytree.keystr(path), ())
-        return leaf.replaced(dict.fromkeys(known, leaf.default)) if _is_memory(leaf) else leaf
-
-    tree = pytree.tree_map_with_path(grown, _tree(template), is_leaf=_is_memory)
-    leaves, structure = pytree.tree_flatten_with_path(tree)
-    loaded = []
-    for key_path, like in leaves:
-        value = values.get(pytree.keystr(key_path))
+    def loaded(name: str, like: Any) -> Any:
+        if isinstance(like, ClientMemory):
+            below, row = pytree.tree_flatten_with_path(like.default)
+            default = [loaded(f"{name}.default{pytree.keystr(path)}", leaf) for path, leaf in below]
+            return ClientMemory.blank(pytree.tree_unflatten(default, row))
+        value = values.get(name)
         if value is None or (isinstance(like, Tensor) and like.shape != value.shape):
-            raise DamagedError(f"does not fit the method: {pytree.keystr(key_path)} is missing or of another shape")
-        loaded.append(value.to(like.device, like.dtype) if isinstance(like, Tensor) else value)
-    state, buffers = pytree.tree_unflatten(loaded, structure)
+            raise DamagedError(f"does not fit the method: {name} is missing or of another shape")
+        return value.to(like.device, like.dtype) if isinstance(like, Tensor) else value
+
+    found = [loaded(pytree.keystr(path), like) for path, like in leaves]
+    blank = [leaf for leaf in found if isinstance(leaf, ClientMemory)]
+    try:
+        memories = iter(rows.read(path.parent, _extents(header), blank))
+    except (OSError, EOFError, ValueError) as error:
+        raise DamagedError(f"has lost what clients remember ({error})") from None
+    whole = [next(memories) if isinstance(leaf, ClientMemory) else leaf for leaf in found]
+    state, buffers = pytree.tree_unflatten(whole, structure)
     history = [Measurement(**item) for item in json.loads(header["history"])]
     return Saved(Snapshot(int(header["round"]), state, buffers), history)
 
@@ -219,7 +239,7 @@ def _tree(snapshot: Snapshot) -> tuple[Any, Any]:
     return snapshot.state, snapshot.buffers
 
 
-def _named(tensors: Mapping[str, Tensor], pattern: str) -> dict[str, str]:
+def _keys(tensors: Mapping[str, Tensor], pattern: str) -> dict[str, str]:
     """The keys that have this pattern, by what it captures."""
     return {found[1]: key for key in tensors if (found := re.fullmatch(pattern, key))}
 
@@ -241,14 +261,23 @@ def _rebuilt(described: Mapping[str, Any], values: Mapping[str, Any]) -> Gaussia
     return posterior
 
 
-def _is_memory(node: Any) -> bool:
-    return isinstance(node, ClientMemory)
+def _flattened(snapshot: Snapshot) -> tuple[list[tuple[Any, Any]], Any]:
+    """The leaves of a state and where they are, clients' memories among them; and its structure."""
+    return pytree.tree_flatten_with_path(_tree(snapshot), is_leaf=lambda node: isinstance(node, ClientMemory))
 
 
-def _memories(snapshot: Snapshot) -> list[tuple[Any, ClientMemory[Any]]]:
-    """The clients' memories in a state, and where they are in it."""
-    leaves, _ = pytree.tree_flatten_with_path(_tree(snapshot), is_leaf=_is_memory)
-    return [(path, leaf) for path, leaf in leaves if _is_memory(leaf)]
+def _extents(header: Mapping[str, str]) -> list[rows.Extent]:
+    """The files with what clients remember."""
+    return [rows.Extent(*extent) for extent in json.loads(header.get("rows", "[]"))]
+
+
+def _named(path: Path) -> set[str]:
+    """The files that a checkpoint cannot do without."""
+    try:
+        with _opened(path) as (header, _):
+            return {extent.name for extent in _extents(header)}
+    except DamagedError:
+        return set()  # of no use, with them or without
 
 
 def _seal(header: Mapping[str, str]) -> str:

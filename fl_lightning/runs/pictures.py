@@ -13,6 +13,8 @@ from fl_lightning.runs import palette, strokes
 from fl_lightning.runs.labels import take_literally
 from fl_lightning.system.atomic import write_atomically
 
+# Of more clients than that a picture shows some, evenly spread: it has no room for more, and drawing takes long.
+MOST_CLIENTS = 500
 TITLES = {"GA": "GA: server's model (%)", "LA": "LA: clients' models (%)"}
 
 
@@ -56,7 +58,9 @@ def partitions(splits: Mapping[str, Tensor], examples: Mapping[str, Tensor] | No
         splits: For every title the samples per client (row) and class (column).
         examples: Images of shape (channels, height, width) below them, by what to call them.
     """
-    clients, classes = (max(counts.shape[axis] for counts in splits.values()) for axis in (0, 1))
+    steps = {title: -(-len(counts) // MOST_CLIENTS) for title, counts in splits.items()}
+    clients = max(len(counts) // steps[title] for title, counts in splits.items())
+    classes = max(counts.shape[1] for counts in splits.values())
     alone = len(splits) == 1
     # Inches of a panel: cells as large as fit, and as many panels in a row as fit a screen.
     width = max(5.5 if alone else 3.0, min(12.0 if alone else 6.0, 1.0 + 0.3 * clients))
@@ -74,9 +78,13 @@ def partitions(splits: Mapping[str, Tensor], examples: Mapping[str, Tensor] | No
     scale = strokes.samples_scale(max(int(counts.max()) for counts in splits.values()))
     for panel, (title, counts) in zip(panels, splits.items(), strict=False):
         strokes.dress(panel)
-        strokes.cells(panel, counts.numpy(), scale)
-        empty = int((counts.sum(1) == 0).sum())
-        panel.set(xlabel="client" + (f"\nwithout samples (crosses): {empty}" if empty else ""), ylabel="class")
+        step, empty = steps[title], int((counts.sum(1) == 0).sum())
+        strokes.cells(panel, counts[::step].numpy(), scale)
+        shown = "client" if step == 1 else f"client, one in {step} of {len(counts):,}"
+        panel.set(xlabel=shown + (f"\nwithout samples (crosses): {empty:,}" if empty else ""), ylabel="class")
+        if step > 1:
+            ticks = [int(tick) for tick in panel.get_xticks()]
+            panel.set_xticks(ticks, labels=[f"{tick * step:,}" for tick in ticks])
         panel.set_title(textwrap.fill(title, int(13 * width)), fontsize=9)
     for panel in panels[len(splits) :]:
         panel.set_visible(False)

@@ -43,7 +43,7 @@ def test_the_split_does_not_matter(changes):
 
 def test_it_is_sgd_on_everything():
     config, task, dataset, rounds = records()
-    everything = torch.cat(experiment.build(config).clients).sort().values
+    everything = torch.cat(list(experiment.build(config).clients)).sort().values
     weight = {name: value.clone() for name, value in task.initial.params.items()}
     for record in rounds:
         for epoch in range(2):

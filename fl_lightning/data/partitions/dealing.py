@@ -1,5 +1,6 @@
 """What all partitions are made of: the samples of each class, and whole numbers of them."""
 
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,13 +20,16 @@ def members(labels: Array) -> list[Array]:
 
 def cut(items: Array, sizes: Array) -> list[Array]:
     """Consecutive pieces of these sizes."""
-    return np.split(items, np.cumsum(sizes)[:-1])
+    ends = [0, *np.cumsum(sizes)[:-1].tolist(), len(items)]
+    return [items[start:end] for start, end in pairwise(ends)]
 
 
 def deal(labels: Array, counts: Array, rng: np.random.Generator) -> list[Array]:
     """Hand out each class at random, `counts[n, k]` samples of the k-th class to client n."""
-    piles = [cut(rng.permutation(positions), counts[:, k]) for k, positions in enumerate(members(labels))]
-    return [np.concatenate(hand) for hand in zip(*piles, strict=True)]
+    clients = np.arange(len(counts))
+    piles = [rng.permutation(positions) for positions in members(labels)]
+    receivers = np.concatenate([np.repeat(clients, counts[:, k]) for k in range(len(piles))])
+    return cut(np.concatenate(piles)[np.argsort(receivers, kind="stable")], counts.sum(axis=1))
 
 
 def softmax(logarithms: Array) -> Array:

@@ -1,0 +1,77 @@
+"""Who holds which samples, for any number of clients: a client's share is made when it is needed."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import overload
+
+import torch
+from torch import Tensor
+
+
+class Sizes(tuple[int, ...]):
+    """The numbers of samples of all clients, with what is asked of them in every round."""
+
+    @cached_property
+    def eligible(self) -> list[int]:
+        """The clients that have samples, increasing."""
+        return [n for n, size in enumerate(self) if size > 0]
+
+    @cached_property
+    def total(self) -> int:
+        return sum(self)
+
+
+class Shares(Sequence[Tensor]):
+    """The samples of each client, as a sequence of tensors of indices.
+
+    Attributes:
+        places: The indices of all clients' samples, client after client.
+        sizes: How many of them each client has.
+
+    >>> shares = Shares(torch.tensor([4, 7, 1]), [2, 0, 1])
+    >>> len(shares), shares[0], shares[-1], [len(share) for share in shares]
+    (3, tensor([4, 7]), tensor([1]), [2, 0, 1])
+    """
+
+    def __init__(self, places: Tensor, sizes: Sequence[int]) -> None:
+        self.places, self.sizes = places, Sizes(sizes)
+        self._ends: list[int] = [0, *torch.tensor(self.sizes, dtype=torch.long).cumsum(0).tolist()]
+        if self._ends[-1] != len(places):
+            raise ValueError(f"expected {len(places)} samples in all shares, got {self._ends[-1]}")
+
+    @classmethod
+    def of(cls, parts: Sequence[Tensor]) -> "Shares":
+        """The same samples, on the CPU."""
+        if isinstance(parts, Shares):
+            return parts
+        places = torch.cat([torch.empty(0, dtype=torch.long), *(part.cpu() for part in parts)])
+        return cls(places, [len(part) for part in parts])
+
+    def owners(self) -> Tensor:
+        """The client of each of the places."""
+        return torch.repeat_interleave(torch.arange(len(self)), torch.tensor(self.sizes, dtype=torch.long))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Tensor]: ...
+
+    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(index, slice):
+            return [self[n] for n in range(*index.indices(len(self)))]
+        n = range(len(self))[index]
+        # A copy: a view would take all others along to wherever it is sent.
+        return self.places[self._ends[n] : self._ends[n + 1]].clone()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self.places[start:end].clone() for start, end in pairwise(self._ends))
+
+
+def sizes_of(parts: Sequence[Tensor]) -> Sizes:
+    """The numbers of samples of all clients."""
+    return parts.sizes if isinstance(parts, Shares) else Sizes(len(part) for part in parts)
