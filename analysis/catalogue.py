@@ -21,6 +21,8 @@ class Entry(NamedTuple):
     draw: Callable[[Part], Picture]
 
 
+# Contestants whose curves hide each other.
+MANY = 5
 _CURVES = ("curves_by_clients", "curves_by_alpha", "prior_and_product", "online_against_offline", "curvatures")
 CATALOGUE: tuple[Entry, ...] = (
     Entry(
@@ -36,6 +38,14 @@ CATALOGUE: tuple[Entry, ...] = (
         "The best setting of every method, continued to its last round.",
         lambda m: m.varies("data.alpha") and m.lasts,
         lambda m: figures.best_for_alpha(m.runs),
+    ),
+    Entry(
+        "winners",
+        "Who wins where",
+        "Every method at its best setting; colour is α, and the legend names the best. A filled marker is the best, or "
+        "has an interval that reaches that of the best. Centralised training is no contestant.",
+        lambda m: m.varies("data.alpha") and m.runs["case"].nunique() >= MANY,
+        lambda m: figures.winners(m.runs),
     ),
     Entry(
         "over_hyperparameters",

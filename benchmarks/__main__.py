@@ -16,11 +16,26 @@ from benchmarks.evaluation import measure_evaluation
 from benchmarks.forms import measure_forms
 from benchmarks.mapping import measure_mapping
 from benchmarks.memory import measure_memory
+from benchmarks.population import measure_population
 from benchmarks.speed import measure_speed
 from benchmarks.sweeps import measure_sweeps
 from benchmarks.table import Row, show
+from benchmarks.workers import measure_workers
 
-PARTS = ("1", "2", "3", "forms", "evaluation", "augmentation", "memory", "mapping", "vmap", "sweeps")
+PARTS = (
+    "1",
+    "2",
+    "3",
+    "forms",
+    "evaluation",
+    "augmentation",
+    "memory",
+    "mapping",
+    "vmap",
+    "population",
+    "workers",
+    "sweeps",
+)
 # Whole benchmark in about ten minutes on two quiet cores.
 SCALE = 0.2
 
@@ -45,6 +60,8 @@ def main() -> None:
         "memory": measure_memory,
         "mapping": measure_mapping,
         "vmap": lambda: measure_chunks(options.scale),
+        "population": measure_population,
+        "workers": lambda: measure_workers(options.scale),
         "sweeps": measure_sweeps,
     }
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread, scale {options.scale:g}; ratios are medians")

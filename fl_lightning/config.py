@@ -268,7 +268,9 @@ def schema_of(names: Mapping[str, str]) -> dict[str, Field]:
 
 def _fields_of(cls: type[Any]) -> Mapping[str, Field]:
     """The settings of a class: the arguments of its constructor that have a default, explained by its docstring."""
-    texts = {param.arg_name: param.description or "" for param in parse_docstring(inspect.getdoc(cls) or "").params}
+    # A named setting explains only what it changes; the rest is explained by what it is made of.
+    docs = [inspect.cleandoc(one.__doc__ or "") for one in reversed(cls.__mro__)]
+    texts = {param.arg_name: param.description or "" for doc in docs for param in parse_docstring(doc).params}
     hints = get_type_hints(cls.__init__)
     hidden = getattr(cls, "python_only", ())
     return {

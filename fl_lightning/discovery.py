@@ -3,6 +3,9 @@
 The file's name is the name on the command line: `methods/fola.py` is `--method fola`. Third parties add a folder of
 such files with the environment variable FL_LIGHTNING_PLUGINS (see docs/extending.md). What is built in is listed from
 its source text, so that a list takes no import of torch, and is imported only when it is asked for.
+
+A class that inherits another one of its kind and changes nothing but defaults is a named setting of it: `fedadam` is
+`fedopt` with another default. It is found like anything else, and says what it is made of.
 """
 
 import ast
@@ -10,7 +13,9 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import json
 import os
+import socket
 import sys
 import warnings
 from functools import cache
@@ -50,6 +55,18 @@ class PluginWarning(UserWarning):
     """A plug-in that cannot be used, while something else was asked for."""
 
 
+class Found(NamedTuple):
+    """What the source says of a class that is built in.
+
+    Attributes:
+        summary: The first line of its docstring.
+        made_of: The name of what it inherits and the defaults that it changes, of a named setting; else empty.
+    """
+
+    summary: str
+    made_of: str
+
+
 def names(kind: str) -> list[str]:
     """The names of a kind, sorted; nothing that is built in is imported."""
     return sorted({*_built_in(kind), *_plugins(kind)})
@@ -59,7 +76,30 @@ def summaries(kind: str) -> dict[str, str]:
     """The first line of the docstring of every class of a kind, by name."""
     built_in = _built_in(kind)
     plugins = {name: summary(cls) for name, cls in _plugins(kind).items()}
-    return {name: plugins[name] if name in plugins else built_in[name] for name in names(kind)}
+    return {name: plugins[name] if name in plugins else built_in[name].summary for name in names(kind)}
+
+
+def made_of(kind: str, name: str) -> str:
+    """What a named setting is made of, as it is written on the command line; nothing of what stands for itself.
+
+    >>> made_of("methods", "fedadagrad"), made_of("methods", "fedavg")
+    ('fedopt+optimiser=adagrad+server_momentum=0', '')
+    """
+    if name in (built_in := _built_in(kind)):
+        return built_in[name].made_of
+    cls = find(kind, name)
+    above = inherited(cls)
+    if above is None:
+        return ""
+    changed = [key for key in cls.__annotations__ if getattr(cls, key) != getattr(above, key, None)]
+    ingredients = (f"{key}={_as_flag(getattr(cls, key))}" for key in changed)
+    return "+".join([next(filter(None, (name_of(one, above) for one in KINDS))), *ingredients])
+
+
+def inherited(cls: type[Any]) -> type[Any] | None:
+    """The class that a named setting is made of, None of what stands for itself."""
+    above = cls.__mro__[1]
+    return above if any(name_of(kind, above) is not None for kind in KINDS) else None
 
 
 def discover(kind: str) -> dict[str, type[Any]]:
@@ -94,23 +134,56 @@ def plugin_hash(cls: type[Any]) -> str | None:
     return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:12]
 
 
+def ensure_imported(module: str) -> None:
+    """Import a module if it is a plug-in's: Python alone does not find those, such as when another process names one.
+
+    Raises:
+        UserError: If this process does not see the file.
+    """
+    package, _, name = module.rpartition(".")
+    if package != PLUGIN_PACKAGE or module in sys.modules:
+        return
+    for path in _plugin_files():
+        if path.stem == name:
+            _import_file(path)
+            return
+    folder = os.environ.get(PLUGINS)
+    where = f"in {folder}" if folder else f"because {PLUGINS} is not set there"
+    raise UserError(
+        f"the plug-in {name}.py is not visible to {socket.gethostname()} {where}; keep it where all nodes see it"
+    )
+
+
 def summary(cls: type[Any]) -> str:
     """The first line of a class's docstring."""
     return (inspect.getdoc(cls) or "").partition("\n")[0]
 
 
 @cache
-def _built_in(kind: str) -> dict[str, str]:
-    """The names of what is built in, with the first lines of their docstrings, read from the source."""
+def _built_in(kind: str) -> dict[str, Found]:
+    """What is built in by name, read from the source."""
     spec = importlib.util.find_spec(KINDS[kind].package)
     assert spec is not None
     folders = [Path(place) for place in spec.submodule_search_locations or ()]
+    public = {
+        path.stem: [
+            node
+            for node in ast.parse(path.read_bytes()).body
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        ]
+        for path in sorted(path for folder in folders for path in folder.glob("*.py"))
+    }
+    base = KINDS[kind].base[1]
+    mine = {stem: [node for node in nodes if base in _bases(node)] for stem, nodes in public.items()}
+    things = {nodes[-1].name: stem for stem, nodes in mine.items() if nodes}
     found = {}
-    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
-        classes = [node for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.ClassDef)]
-        mine = [node for node in classes if not node.name.startswith("_") and _derives(node, KINDS[kind].base[1])]
-        if mine:
-            found[path.stem] = (ast.get_docstring(mine[-1]) or "").partition("\n")[0]
+    for stem, nodes in public.items():
+        if mine[stem]:
+            found[stem] = Found(_summary(mine[stem][-1]), "")
+        elif settings := [node for node in nodes if any(name in things for name in _bases(node))]:
+            node = settings[-1]
+            above = next(things[name] for name in _bases(node) if name in things)
+            found[stem] = Found(_summary(node), "+".join([above, *_changed_defaults(node)]))
     return found
 
 
@@ -121,9 +194,29 @@ def _import_built_in(kind: str, name: str) -> type[Any]:
     return cls
 
 
-def _derives(node: ast.ClassDef, base: str) -> bool:
-    """Whether a class names the base class, as `Method` or as `nn.Module`."""
-    return any(ast.unparse(one).rpartition(".")[2] == base for one in node.bases)
+def _bases(node: ast.ClassDef) -> list[str]:
+    """What a class names as its bases, `Module` for `nn.Module`."""
+    return [ast.unparse(one).rpartition(".")[2] for one in node.bases]
+
+
+def _summary(node: ast.ClassDef) -> str:
+    return (ast.get_docstring(node) or "").partition("\n")[0]
+
+
+def _changed_defaults(node: ast.ClassDef) -> list[str]:
+    """The defaults that a named setting changes, as `key=value`; its version is none of them."""
+    return [
+        f"{ast.unparse(line.target)}={_as_flag(ast.literal_eval(line.value))}"
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and line.value is not None and "ClassVar" not in ast.unparse(line.annotation)
+    ]
+
+
+def _as_flag(value: object) -> str:
+    """A default as one would write it: 0 for 0.0, true for True, null for None."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @cache
@@ -192,6 +285,7 @@ def _import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(PLUGIN_PACKAGE, ModuleType(PLUGIN_PACKAGE))  # pickle looks for the folder, too
     sys.modules[name] = module  # dataclasses look their module up while it is executed
     try:
         spec.loader.exec_module(module)

@@ -20,6 +20,10 @@ class Diverged(Exception):  # noqa: N818 - an outcome, not a mistake
         self.round = round
         self.client = client
 
+    def __reduce__(self) -> tuple[type["Diverged"], tuple[int, int | None]]:
+        """By its arguments, not by its message: it may come from another process."""
+        return Diverged, (self.round, self.client)
+
 
 def unknown(kind: str, given: str, known: Iterable[str], meant: str | None = None, elsewhere: str = "") -> UserError:
     """The error for a name that does not exist, with the nearest one that does.

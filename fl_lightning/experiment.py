@@ -15,11 +15,13 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
 from fl_lightning.data.partition import class_counts, divide, held_out, subset_indices, validating
 from fl_lightning.data.shares import sizes_of
+from fl_lightning.engines.engine import Engine
 from fl_lightning.errors import Diverged, UserError
-from fl_lightning.loop import federate, initial
+from fl_lightning.loop import Judge, federate, initial
 from fl_lightning.method import task_of
 from fl_lightning.probes import ridge
-from fl_lightning.probes.accuracy import measure
+from fl_lightning.probes.accuracy import ClientJudge, measure
+from fl_lightning.probes.reference import Reference
 from fl_lightning.record import Measurement, RoundRecord, Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.runs.folder import Result, clear, finished, folder_of, locked
@@ -28,6 +30,7 @@ from fl_lightning.runs.recording import Recording, open_recording, retag, send_r
 from fl_lightning.runs.resume import saved_rounds
 from fl_lightning.runs.saved import load_reference, start_from
 from fl_lightning.task import Task
+from fl_lightning.workers.crew import Crew, hired
 
 # Called after every round with the number of the round and what was measured; also, first, for the rounds of an
 # earlier session that are not computed again.
@@ -85,6 +88,7 @@ def run(
     fresh: bool = False,
     watch: Watch | None = None,
     tags: Mapping[str, str] = MappingProxyType({}),
+    workers: Crew = 1,
 ) -> Result:
     """Run a configuration, or go on where an earlier process stopped; a finished run is only read.
 
@@ -94,11 +98,12 @@ def run(
         fresh: Forget what an earlier process has done for this configuration.
         watch: Told of every round.
         tags: Further tags of the MLflow run; `case` is what tables and figures call it.
+        workers: How many processes train the clients, or `Workers` with more to say; no number depends on it.
 
     Returns:
         How it ended; all numbers are in its folder and in MLflow.
     """
-    result = finish(rounds(config, Path(out), fresh, Outputs(tags)), watch)
+    result = finish(rounds(config, Path(out), fresh, Outputs(tags), workers=workers), watch)
     return retag(config, Path(out), result, tags) if result.reused else result
 
 
@@ -124,6 +129,7 @@ def rounds(
     outputs: Outputs | None = None,
     problem: Problem | None = None,
     records: Iterator[RoundRecord] | None = None,
+    workers: Crew = 1,
 ) -> Progress:
     """A run, round by round: whoever asks for the next round decides whether there is one.
 
@@ -134,6 +140,7 @@ def rounds(
         outputs: What stays of it beside its numbers.
         problem: The configuration made real, if somebody has done that already.
         records: Its rounds, if they come from elsewhere.
+        workers: Who trains the clients; no number depends on it.
 
     Yields:
         The number of the round and what was measured; also, first, for rounds that an earlier process has computed.
@@ -153,17 +160,19 @@ def rounds(
         if result is not None:
             yield from enumerate(result.history, start=1)
             return send_rest(out, result) if result.unsent else result
-        return (yield from _compute(config, out, outputs or Outputs(), fresh, problem, records))
+        return (yield from _compute(config, out, outputs or Outputs(), fresh, problem, records, workers))
 
 
 def check(config: RunConfig) -> None:
     """Raise `UserError` if the configuration cannot run: data missing, settings that do not go together."""
     problem = build(config)
-    _measuring(config, problem, Path())
-    _records(config, problem, None)
+    _measuring(config, problem, Path(), _reference(config, problem))
+    _records(config, problem, None, config.engine)
 
 
-def _records(config: RunConfig, problem: Problem, saved: Snapshot | None) -> Iterator[RoundRecord]:
+def _records(
+    config: RunConfig, problem: Problem, saved: Snapshot | None, engine: Engine, judge: Judge | None = None
+) -> Iterator[RoundRecord]:
     return federate(
         config.method,
         problem.task,
@@ -171,18 +180,23 @@ def _records(config: RunConfig, problem: Problem, saved: Snapshot | None) -> Ite
         problem.clients,
         config.training,
         config.federation,
-        config.engine,
+        engine,
         config.seed,
         problem.holdout,
         saved,
+        judge=judge,
     )
 
 
-def _measuring(config: RunConfig, problem: Problem, folder: Path) -> Callable[[RoundRecord], Measurement]:
+def _reference(config: RunConfig, problem: Problem) -> Reference | None:
+    return load_reference(config.probe, task_of(config.method, problem.task), problem.dataset, problem.clients)
+
+
+def _measuring(
+    config: RunConfig, problem: Problem, folder: Path, posterior: Reference | None
+) -> Callable[[RoundRecord], Measurement]:
     """What measures a round, AE, LF and the ridge included if the settings ask for them; refuses what cannot be."""
     ridge.check(config.probe, config.federation, sizes_of(problem.clients))
-    task = task_of(config.method, problem.task)
-    posterior = load_reference(config.probe, task, problem.dataset, problem.clients)
 
     def measured(record: RoundRecord) -> Measurement:
         if record.round in config.probe.ridge_rounds:
@@ -199,17 +213,37 @@ def _compute(
     fresh: bool,
     problem: Problem | None,
     records: Iterator[RoundRecord] | None,
+    workers: Crew,
 ) -> Progress:
-    problem, key = problem or build(config), identity(config)
-    task, folder = task_of(config.method, problem.task), folder_of(config, out)
+    problem = problem or build(config)
+    task = task_of(config.method, problem.task)
     start = initial(config.method, task, len(problem.clients), problem.dataset)
     saved = saved_rounds(config, out, start, fresh)
     history = list(saved.history) if saved else []
-    if len(history) == config.federation.rounds:
-        records = iter(())
-    elif records is None:  # settings are refused here, before anything is written
-        records = _records(config, problem, saved.snapshot if saved else None)
-    measured = _measuring(config, problem, folder)
+    posterior = _reference(config, problem)
+    measured = _measuring(config, problem, folder_of(config, out), posterior)
+    left = 0 if records is not None else config.federation.rounds - len(history)
+    with hired(config.engine, workers, left, config.compute.threads) as engine:
+        if len(history) == config.federation.rounds:
+            records = iter(())
+        elif records is None:  # settings are refused here, before anything is written
+            # Several models are measured faster at once, unless workers share them.
+            judge = None if engine is config.engine else ClientJudge(task, posterior)
+            records = _records(config, problem, saved.snapshot if saved else None, engine, judge)
+        return (yield from _record(config, out, outputs, problem, history, records, measured))
+
+
+def _record(
+    config: RunConfig,
+    out: Path,
+    outputs: Outputs,
+    problem: Problem,
+    history: list[Measurement],
+    records: Iterator[RoundRecord],
+    measured: Callable[[RoundRecord], Measurement],
+) -> Progress:
+    """Measure the rounds that are left, and write them down."""
+    folder, key = folder_of(config, out), identity(config)
     recording = open_recording(config, out, folder, problem.clients, history, outputs.tags)
     status, message = "finished", ""
     try:

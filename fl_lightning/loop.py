@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from fl_lightning.record import ClientResult, RoundRecord, Snapshot
 from fl_lightning.system import activity
 from fl_lightning.task import Task
 from fl_lightning.training import Training
+from fl_lightning.workers.crew import Crew, hired
 
 # Raised when the numbers of the loop or of what is measured change, or a default of training, federation, compute or
 # probe does: part of every run's identity.
@@ -41,6 +43,8 @@ def federate(
     seed: int = 0,
     holdout: Tensor | None = None,
     resume: Snapshot | None = None,
+    workers: Crew = 1,
+    judge: "Judge | None" = None,
 ) -> Iterator[RoundRecord]:
     """The rounds of a method: settings are checked now, each round is computed when it is asked for.
 
@@ -56,6 +60,10 @@ def federate(
         seed: Key of all random draws.
         holdout: Indices of training samples that belong to no client, for methods whose server has data.
         resume: Go on after this round instead of starting anew.
+        workers: How many processes train the clients, or `Workers` with more to say; `auto` takes what pays. The
+            numbers are the same for all of them.
+        judge: Measures clients where they were trained, such as `ClientJudge`; otherwise whoever consumes the records
+            does.
 
     Returns:
         An iterator over one record per round. It raises `Diverged` when a model is no longer finite.
@@ -65,16 +73,20 @@ def federate(
     """
     task = task_of(method, task)
     setup = set_up(method, task, dataset, clients, training, federation, seed, holdout)
+    finish = Finish(method, judge)
+    engine.prepare(method, task, setup.dataset, finish)
 
     def rounds() -> Iterator[RoundRecord]:
         now = resume or beginning(method, task, setup.server)
-        for number in range(now.round + 1, federation.rounds + 1):
-            cohort = draw_cohort(method, setup.server, with_round_lr(setup.training, number), federation, number)
-            cohort, data = method.gather(cohort, setup.data)
-            record = run_round(method, task, data, engine, cohort, now)
-            now = record.after
-            yield record
-            del record  # its clients' models need not stay while the next round is computed
+        with hired(engine, workers, federation.rounds - now.round) as trainer:
+            trainer.prepare(method, task, setup.dataset, finish)
+            for number in range(now.round + 1, federation.rounds + 1):
+                cohort = draw_cohort(method, setup.server, with_round_lr(setup.training, number), federation, number)
+                cohort, data = method.gather(cohort, setup.data)
+                record = run_round(task, data, trainer, cohort, now, finish)
+                now = record.after
+                yield record
+                del record  # its clients' models need not stay while the next round is computed
 
     return rounds()
 
@@ -86,11 +98,13 @@ class Setup(NamedTuple):
         server: What the server has beside its state.
         training: How clients train.
         data: The samples each client trains on.
+        dataset: Where these samples are, on the device of the task.
     """
 
     server: Server
     training: Training
     data: Sequence[ClientData]
+    dataset: Dataset
 
 
 def set_up(
@@ -119,7 +133,7 @@ def set_up(
     method.check(training, server)
     indices = method.local_data(clients, spare, seed)
     check_batches(training, sizes_of(indices), server.smallest_batch)
-    return Setup(server, training, AllClients(dataset, indices, task.dtype))
+    return Setup(server, training, AllClients(dataset, indices, task.dtype), dataset)
 
 
 def beginning(method: Method, task: Task, server: Server) -> Snapshot:
@@ -137,16 +151,81 @@ def initial(method: Method, task: Task, num_clients: int, dataset: Dataset) -> S
     return Snapshot(0, method.begin(params, num_clients, task, x), buffers)
 
 
+# Measures clients that have finished: returns them with what it has found.
+Judge = Callable[[Sequence[ClientResult]], list[ClientResult]]
+# What a client costs beside its samples, in samples.
+LEAST_WORK = 100.0
+
+
+class Finished(NamedTuple):
+    """A client at the end of its round.
+
+    Attributes:
+        result: For whoever consumes the records.
+        report: For the server.
+        seconds: That it took.
+    """
+
+    result: ClientResult
+    report: Any
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What becomes of clients where they were trained: they report, and are judged; their traces stay there.
+
+    Attributes:
+        method: The method.
+        judge: Measures them.
+    """
+
+    method: Method
+    judge: Judge | None = None
+
+    def __call__(self, trained: Iterable[tuple[Fit, Context]]) -> Iterator[Finished]:
+        if self.judge is None:
+            yield from self._report(trained)
+            return
+        finished = list(self._report(trained))
+        start = time.perf_counter()
+        judged = self.judge([one.result for one in finished])
+        each = (time.perf_counter() - start) / max(1, len(finished))
+        for one, result in zip(finished, judged, strict=True):
+            yield Finished(result, one.report, one.seconds + each)
+
+    def _report(self, trained: Iterable[tuple[Fit, Context]]) -> Iterator[Finished]:
+        start = time.perf_counter()
+        for fit, context in trained:
+            if not all_finite(fit.local.params):
+                raise Diverged(fit.local.plan.round, fit.local.client)
+            report = self.method.report(fit.local, context)
+            penalty = self.method.penalty(context)
+            prior_loss = 0.0 if penalty is None else float(penalty.value(fit.local.params))
+            result = ClientResult(fit.local._replace(trace=()), fit.train_loss, prior_loss)
+            now = time.perf_counter()
+            yield Finished(result, report, now - start)
+            start = time.perf_counter()
+
+    def work(self, plan: Plan) -> float:
+        """About how long a client takes: the samples that it sees, a test sample counting a third."""
+        data = plan.data
+        tested = 0.0 if self.judge is None else len(data.dataset.test_y) / 3
+        return LEAST_WORK + len(data) * (plan.num_epochs + self.method.extra_passes) + tested
+
+
 def run_round(
-    method: Method, task: Task, data: Sequence[ClientData], engine: Engine, cohort: Cohort, before: Snapshot
+    task: Task, data: Sequence[ClientData], engine: Engine, cohort: Cohort, before: Snapshot, finish: Finish
 ) -> RoundRecord:
     """One round: broadcast, train, report, aggregate."""
+    method = finish.method
     start_time = time.perf_counter()
     context = method.broadcast(before.state, cohort)
     seconds_broadcast = time.perf_counter() - start_time
     plans = plans_of(cohort, data)
-    fits = engine.fit(method, task, context, before.buffers, plans)
-    return close_round(method, cohort, before, context, plans, fits, seconds_broadcast)
+    work = [finish.work(plan) for plan in plans]
+    finished = engine.train(method, task, context, before.buffers, plans, finish, work)
+    return close_round(method, cohort, before, context, plans, finished, seconds_broadcast, engine)
 
 
 def plans_of(cohort: Cohort, data: Sequence[ClientData]) -> list[Plan]:
@@ -163,23 +242,18 @@ def close_round(
     before: Snapshot,
     context: Context,
     plans: Sequence[Plan],
-    fits: Iterable[Fit],
+    finished: Iterable[Finished],
     seconds_broadcast: float,
+    engine: Engine,
 ) -> RoundRecord:
     """The second half of a round: clients, as they finish, report; then the server aggregates."""
     number = cohort.round
     start_time = time.perf_counter()
-    results, reports = [], []
-    activity.say(f"0 of {len(plans)} clients trained")
-    for position, fit in enumerate(fits):
-        if not all_finite(fit.local.params):
-            raise Diverged(number, fit.local.client)
-        own_context = context.of_member(position)
-        reports.append(method.report(fit.local, own_context))
-        penalty = method.penalty(own_context)
-        prior_loss = 0.0 if penalty is None else float(penalty.value(fit.local.params))
-        results.append(ClientResult(fit.local._replace(trace=()), fit.train_loss, prior_loss))
-        activity.say(f"{len(results)} of {len(plans)} clients trained")
+    results, reports, busy = [], [], 0.0
+    for result, report, seconds in finished:
+        results.append(result)
+        reports.append(report)
+        busy += seconds
     trained_time = time.perf_counter()
 
     activity.say("aggregating")
@@ -202,6 +276,7 @@ def close_round(
         gradient_evaluations=samples,
         seconds_local=trained_time - start_time,
         seconds_server=seconds_broadcast + (end_time - trained_time),
+        workers_idle=_idle(busy, engine.workers, trained_time - start_time),
     )
 
 
@@ -216,6 +291,11 @@ def bytes_down(method: Method, context: Context, buffers: Params, number: int) -
     if not context.own_start:
         return number * bytes_of(method, sent, buffers)
     return sum(bytes_of(method, sent.of_member(position), buffers) for position in range(number))
+
+
+def _idle(busy: float, workers: int, seconds: float) -> float | None:
+    """The share of the workers' time in which they trained nobody; None without workers."""
+    return max(0.0, 1 - busy / (workers * seconds)) if workers > 1 else None
 
 
 def average_buffers(buffers: Sequence[Params], weights: Sequence[float]) -> Params:

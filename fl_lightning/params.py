@@ -49,13 +49,22 @@ def average(start: Params, models: Sequence[Params], weights: Sequence[float], r
     """
     if len(models) == 1 and rate == 1.0:
         return dict(models[0])
+    move = mean_update(start, models, weights)
+    return zip_map(lambda x, m: x.double().add(m, alpha=rate).to(x.dtype), start, move)
+
+
+def mean_update(start: Params, models: Sequence[Params], weights: Sequence[float]) -> Params:
+    """sum_n w_n (y_n - x) in float64: what a server optimiser takes for the direction downhill.
+
+    >>> mean_update({"w": torch.ones(1)}, [{"w": torch.zeros(1)}, {"w": 3 * torch.ones(1)}], [0.5, 0.5])
+    {'w': tensor([0.5000], dtype=torch.float64)}
+    """
     result = {}
     for name, origin in start.items():
-        total = torch.zeros_like(origin, dtype=torch.float64)
+        result[name] = total = torch.zeros_like(origin, dtype=torch.float64)
         base = origin.double()
         for model, weight in zip(models, weights, strict=True):
             total.add_(model[name].double() - base, alpha=weight)
-        result[name] = base.add(total, alpha=rate).to(origin.dtype)
     return result
 
 

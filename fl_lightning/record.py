@@ -16,12 +16,14 @@ class ClientResult(NamedTuple):
         train_loss: Mean task loss along its training.
         prior_loss: Value of the method's penalty at its final model, 0 without one.
         score: Its model on the test set, if somebody has measured that already.
+        distance: Of its model from a reference posterior, likewise.
     """
 
     local: Local
     train_loss: float
     prior_loss: float
     score: Score | None = None
+    distance: float | None = None
 
 
 class Snapshot(NamedTuple):
@@ -45,8 +47,9 @@ class RoundRecord(NamedTuple):
         bytes_down: Sent to all clients of the cohort, in float32.
         bytes_up: Sent by all of them.
         gradient_evaluations: Gradients of single samples that were computed.
-        seconds_local: Time of the local training.
+        seconds_local: Time of the local training, and of what else was done where it took place.
         seconds_server: Time of broadcast and aggregation.
+        workers_idle: Share of the workers' time in which they had nothing to do; None if there were none.
     """
 
     round: int
@@ -60,6 +63,7 @@ class RoundRecord(NamedTuple):
     gradient_evaluations: int
     seconds_local: float
     seconds_server: float
+    workers_idle: float | None = None
 
 
 class Measurement(NamedTuple):

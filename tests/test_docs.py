@@ -41,7 +41,7 @@ def plugins(tmp_path):
         if block.startswith("# plugins/"):
             first, _, content = block.partition("\n")
             (folder / first.removeprefix("# plugins/")).write_text(content)
-    assert {path.name for path in folder.iterdir()} == {"median.py", "inertia.py", "tiny.py", "moons.py"}
+    assert {path.name for path in folder.iterdir()} == {"median.py", "inertia.py", "fedmild.py", "tiny.py", "moons.py"}
     return folder
 
 
@@ -111,6 +111,14 @@ def test_a_plugin_with_memory_of_its_clients_passes_the_contract_tests(plugins):
     done = contract("--method", "inertia", plugins=plugins)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" 0 broken") == 1
+
+
+def test_a_named_setting_of_ones_own_passes_the_contract_tests(plugins):
+    done = contract("--method", "fedmild", plugins=plugins)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" 0 broken") == 1
+    listed = fl_lightning("list", "methods", FL_LIGHTNING_PLUGINS=str(plugins)).stdout
+    assert "Made of fedopt+optimiser=sgd+server_lr=1+server_momentum=0.5." in listed
 
 
 def test_a_plugin_that_writes_in_place_does_not_pass(plugins):

@@ -1,183 +1,37 @@
-"""A Ray cluster to compute on: an existing one, or a local one for the time of the sweep."""
+"""The Ray cluster of a sweep: its trials write to one folder and one store, so all nodes must see them."""
 
-import atexit
-import logging
-import os
-import re
-import socket
-import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
 
-from fl_lightning.errors import UserError, require
-from fl_lightning.system import activity, interrupts
-from fl_lightning.system.processes import descendants
-from tune.private import LOOPBACK, private, read_again
-from tune.session import enrol, session, sweep_up
-
-# Before Ray is imported: no usage statistics, no logs of its own, Ctrl-C is ours, trials stay in our folder.
-SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    "TUNE_GLOBAL_CHECKPOINT_S": "600",  # our own files are the truth
-}
-# What workers on other machines must know.
-PASSED_ON = ("FL_LIGHTNING_DATA", "FL_LIGHTNING_PLUGINS", "MLFLOW_TRACKING_URI")
-CONNECT_SECONDS = 5.0
-TOKEN_WORDS = re.compile(r"token|authenticat", re.IGNORECASE)
-
-
-class Resources(NamedTuple):
-    """What one trial occupies."""
-
-    cpu: float = 1.0
-    gpu: float = 0.0
+from fl_lightning.cluster import connection
+from fl_lightning.cluster.connection import Node, Resources
+from fl_lightning.errors import require
+from fl_lightning.runs.store import database_of, store_uri
 
 
 @contextmanager
 def connected(address: str | None, resources: Resources, out: Path) -> Iterator[int]:
-    """Connect to a cluster, or start one, and say how many trials it holds at once.
+    """Connect to a cluster, or start one, and say how many processes of this size it holds at once.
 
     Args:
         address: Of an existing cluster (`auto`: the one this machine belongs to); None starts a local one.
-        resources: Of one trial; refused if no node has them.
+        resources: Of one trial, or of one worker of a trial.
         out: The folder of all runs, which all nodes must see.
     """
-    require(
-        resources.cpu >= 0 and resources.gpu >= 0 and resources.cpu + resources.gpu > 0,
-        f"--resources.cpu and --resources.gpu must be >= 0 and not both 0, got {resources.cpu:g}, {resources.gpu:g}",
-    )
-    activity.say(f"connecting to the Ray cluster at {address}" if address else "starting Ray on this machine")
-    os.environ.update(SETTINGS)
-    if address is not None:
-        _check_reachable(address)
-    import ray
-
-    sweep_up()
-    with ExitStack() as stack:
-        stack.callback(_no_farewell)
-        if address is None:
-            folder = stack.enter_context(session())
-            stack.enter_context(private())
-            cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-            place = {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": str(folder)}
-            _start(None, **place, _node_ip_address=LOOPBACK)
-            enrol(*descendants(os.getpid()))
-        else:
-            variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-            read_again()
-            _start(address, runtime_env={"env_vars": {**variables, "OMP_NUM_THREADS": "1"}})
-        stack.callback(ray.shutdown)
-        interrupts.restore()
-        nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        slots = _slots(nodes, resources)
+    with connection.connected(address, resources) as nodes:
         _check_shared(nodes, out)
-        yield slots
+        yield connection.slots(nodes, resources)
 
 
-def _start(address: str | None, **settings: Any) -> None:
-    """`ray.init`, quietly; what it cannot do is said in one line."""
-    import ray
-
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as murmur:
-        try:
-            with interrupts.insistent(), _errors_to(murmur) if address else nullcontext():
-                ray.init(
-                    address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **settings
-                )
-            return
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
-            interrupts.check()  # it may be the interrupt that Ray has failed at
-            reason = " ".join(str(error).split())[:300]
-        murmur.seek(0)
-        if TOKEN_WORDS.search(reason + murmur.read()):
-            raise UserError(
-                f"the Ray cluster at {address} does not take the token of this machine ({reason}); set "
-                "RAY_AUTH_MODE=token, and copy ~/.ray/auth_token of the head here or set RAY_AUTH_TOKEN to what it "
-                "holds (docs/cluster.md)"
-            )
-    raise UserError(
-        f"cannot reach a Ray cluster at {address or 'this machine'} ({reason}); start one with `ray start --head`, "
-        "correct --address, or leave it out to compute on this machine"
-    )
-
-
-@contextmanager
-def _errors_to(file: IO[str]) -> Iterator[None]:
-    """Let a file have what compiled code says on the standard error; Ray says there, and only there, why it fails."""
-    before = os.dup(2)
-    os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
-
-
-def _no_farewell() -> None:
-    """Ray's colours would say "back to normal" at the end of the program, and a terminal show that as `[0m`."""
-    if (colours := sys.modules.get("colorama.initialise")) is not None:
-        atexit.unregister(colours.reset_all)
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
-    if address in ("auto", "local"):
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    require(
-        bool(host) and port.isdigit() and int(port) < 65536,
-        f"--address must be auto or host:port of a Ray cluster, got {address!r}",
-    )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        raise UserError(
-            f"no Ray cluster answers at {address} ({error.strerror or error}); start one with `ray start --head`, "
-            "correct --address, or leave it out to compute on this machine"
-        ) from None
-
-
-def _slots(nodes: list[dict[str, Any]], resources: Resources) -> int:
-    """How many trials fit at once; refused if none does, where Ray would wait forever."""
-    slots = 0
-    for node in nodes:
-        has = node["Resources"]
-        fits = [has.get(name, 0.0) / need for name, need in (("CPU", resources.cpu), ("GPU", resources.gpu)) if need]
-        slots += int(min(fits) + 1e-9)
-    offers = "; ".join(_offer(node) for node in nodes)
-    require(
-        slots > 0,
-        f"no node of the cluster can offer {resources.cpu:g} CPU and {resources.gpu:g} GPU to one trial ({offers}); "
-        "lower --resources.cpu or --resources.gpu, or add a node",
-    )
-    return slots
-
-
-def _offer(node: dict[str, Any]) -> str:
-    has = node["Resources"]
-    return f"{node['NodeManagerAddress']}: {has.get('CPU', 0):g} CPU, {has.get('GPU', 0):g} GPU"
-
-
-def _check_shared(nodes: list[dict[str, Any]], out: Path) -> None:
+def _check_shared(nodes: list[Node], out: Path) -> None:
     """All machines must see the folder of the runs: results, checkpoints and the truth about what is done lie there."""
     machines = {node["NodeManagerAddress"]: node["NodeID"] for node in nodes}
     if len(machines) < 2:
         return
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from fl_lightning.runs.store import database_of, store_uri
 
     require(
         database_of(store_uri(out)) is None,

@@ -82,8 +82,9 @@ def compare(study: Study, options: Options, watch: Watch) -> tuple[list[Outcome]
         if config.seed == study.seeds[0]:
             check(config)
     todo = configs if options.fresh else missing(configs, options.out, study.stop)
-    slots = min(options.max_concurrent or len(todo), len(todo), local_slots(options.resources))
-    alone = slots <= 1 or _seconds(todo) < WORTH_SECONDS
+    room = local_slots(options.resources) // (1 if options.workers == "auto" else options.workers)
+    slots = min(options.max_concurrent or len(todo), len(todo), room)
+    alone = options.address is None and (slots <= 1 or _seconds(todo) < WORTH_SECONDS)
     found = sweep(study, options._replace(in_process=alone, pictures=True), watch)
     outcomes = [
         Outcome(cell.cell.case, config.seed, result, config) for cell in found.cells for config, result in cell.runs

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from fl_lightning import experiment
 from fl_lightning.config import RunConfig
 from fl_lightning.data.partition import class_counts
+from fl_lightning.data.shares import sizes_of
 from fl_lightning.loop import federate
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.runs import checkpoint, files
@@ -17,6 +18,8 @@ from fl_lightning.runs.identity import identity
 
 # The measured round sees about this many training samples; time is taken as proportional to them.
 SAMPLES = 2_000
+# And at most this many clients: each of them costs something beside its samples.
+CLIENTS = 200
 # And models are measured on about this many test samples.
 TEST_SAMPLES = 500
 # Of the files beside the checkpoint, MLflow keeps a copy, and its database rows weigh about as much again.
@@ -86,13 +89,14 @@ def _measure(config: RunConfig) -> Cost:
     start = time.perf_counter()
     problem = experiment.build(config)
     fixed = time.perf_counter() - start
-    samples = sum(len(part) for part in problem.clients)
+    sizes = sizes_of(problem.clients)
+    samples = sizes.total
     share = min(1.0, SAMPLES / samples)
     few = [part[: max(1, round(share * len(part)))] if len(part) else part for part in problem.clients]
     # A small learning rate takes as long as a large one, and does not diverge.
     epochs = min(2, config.training.epochs)  # one is too few for FedPA
     short = replace(config.training, epochs=epochs, lr=min(config.training.lr, 1e-4), clip_norm=None)
-    once = replace(config.federation, rounds=1, fraction=1.0, cohort=None)
+    once = replace(config.federation, rounds=1, fraction=1.0, cohort=min(CLIENTS, len(sizes.eligible)))
     rounds = federate(
         config.method, problem.task, problem.dataset, few, short, once, config.engine, config.seed, problem.holdout
     )
@@ -102,7 +106,7 @@ def _measure(config: RunConfig) -> Cost:
     start = time.perf_counter()
     measured = measure(config.method, problem.task, dataset, record)
     evaluate = (time.perf_counter() - start) / (1 + len(record.clients)) * len(problem.dataset.test_y) / len(tested)
-    trained = epochs * sum(len(part) for part in few)
+    trained = epochs * sum(len(few[n]) for n in record.cohort.members)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checkpoint.write(folder, identity(config), record.after, [measured])

@@ -22,13 +22,14 @@ from fl_lightning.engines.engine import Fit, mean_loss
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.experiment import Outputs, Problem, Progress
 from fl_lightning.federation import draw_cohort
-from fl_lightning.loop import Setup, beginning, close_round, plans_of, set_up
+from fl_lightning.loop import Finish, Setup, beginning, close_round, plans_of, set_up
 from fl_lightning.method import Cohort, Context, Method, Step, with_round_lr
 from fl_lightning.params import Params, zip_map
 from fl_lightning.probes.accuracy import score
 from fl_lightning.record import RoundRecord, Snapshot
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.task import Score, Weights
+from fl_lightning.workers.crew import Crew, hired
 
 
 class Candidate(NamedTuple):
@@ -116,6 +117,7 @@ def share_first_round(
     out: Path,
     fresh: bool = False,
     outputs: Callable[[RunConfig], Outputs] = lambda _: Outputs(),
+    workers: Crew = 1,
 ) -> Iterator[tuple[RunConfig, Progress]]:
     """Runs of one round that differ in method and epochs alone, trained together as far as that is exact.
 
@@ -124,6 +126,7 @@ def share_first_round(
         out: Folder of all runs and of the MLflow store.
         fresh: Compute them even if they are there.
         outputs: What stays of each.
+        workers: Who trains the clients.
 
     Yields:
         Each run and its progress; those that cannot share train by themselves when it is consumed.
@@ -132,7 +135,7 @@ def share_first_round(
     by_itself = [config for config in configs if config not in todo]
     if len(todo) > 1:
         problem = experiment.build(todo[0])
-        for config, records in train_together(todo, problem):
+        for config, records in train_together(todo, problem, workers):
             if records is None:
                 by_itself.append(config)
             else:
@@ -140,17 +143,18 @@ def share_first_round(
     else:
         by_itself += todo
     for config in by_itself:
-        yield config, experiment.rounds(config, out, fresh, outputs(config))
+        yield config, experiment.rounds(config, out, fresh, outputs(config), workers=workers)
 
 
 def train_together(
-    configs: Sequence[RunConfig], problem: Problem
+    configs: Sequence[RunConfig], problem: Problem, workers: Crew = 1
 ) -> Iterator[tuple[RunConfig, Iterator[RoundRecord] | None]]:
     """The only round of each run, or None if nobody trains as it does.
 
     Args:
         configs: Runs that differ in method and epochs alone.
         problem: Their data and model.
+        workers: Who trains the clients.
     """
     groups: list[list[Candidate]] = []
     for config in configs:
@@ -163,7 +167,7 @@ def train_together(
             groups.append([candidate])
     for group in groups:
         if len(group) > 1:
-            yield from _rounds_of(group, problem)
+            yield from _rounds_of(group, problem, workers)
         else:
             yield group[0].config, None
 
@@ -214,7 +218,9 @@ def _train_alike(candidate: Candidate, others: Sequence[Candidate]) -> bool:
     return alike and all(_equal(other.context, candidate.context) for other in same)
 
 
-def _rounds_of(group: Sequence[Candidate], problem: Problem) -> Iterator[tuple[RunConfig, Iterator[RoundRecord]]]:
+def _rounds_of(
+    group: Sequence[Candidate], problem: Problem, workers: Crew
+) -> Iterator[tuple[RunConfig, Iterator[RoundRecord]]]:
     """Train once; then the round of each run, made when it is asked for."""
     task, longest = problem.task, max(group, key=lambda candidate: candidate.epochs)
     contexts: dict[Method, Context] = {}
@@ -227,7 +233,8 @@ def _rounds_of(group: Sequence[Candidate], problem: Problem) -> Iterator[tuple[R
     told = contexts.values()
     context = Context(task.initial.params, tuple(c.shared for c in told), tuple(c.own for c in told))
     plans = plans_of(longest.cohort, longest.setup.data)
-    fits = list(longest.config.engine.fit(bundle, task, context, task.initial.buffers, plans))
+    with hired(longest.config.engine, workers, 1, longest.config.compute.threads) as engine:
+        fits = list(engine.fit(bundle, task, context, task.initial.buffers, plans))
     scores: dict[int, list[Score]] = {}
     for candidate in group:
         place = methods.index(candidate.config.method)
@@ -253,7 +260,9 @@ def _record(
         )
         own.append(Fit(local, mean_loss(trajectory.losses[:steps], trajectory.shares[:steps], epochs)))
     method = candidate.config.method
-    record = close_round(method, cohort, candidate.before, candidate.context, plans, own, seconds_broadcast=0.0)
+    context = candidate.context
+    finished = Finish(method)((fit, context.of_member(position)) for position, fit in enumerate(own))
+    record = close_round(method, cohort, candidate.before, context, plans, finished, 0.0, candidate.config.engine)
     if epochs not in scores:  # the clients' models are the same for every method
         models = [Weights(result.local.params, result.local.buffers) for result in record.clients]
         scores[epochs] = score(problem.task, models, problem.dataset)

@@ -13,15 +13,18 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from fl_lightning.cluster.connection import Resources
 from fl_lightning.config import RunConfig
+from fl_lightning.errors import require
 from fl_lightning.experiment import Outputs
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.identity import identity
 from fl_lightning.system import activity, memory
+from fl_lightning.workers.crew import Crew, Workers, pool_of
 from tune import record
-from tune.cluster import Resources, connected
+from tune.cluster import connected
 from tune.estimate import Estimate
 from tune.follow_up import confirmed, continued
 from tune.grid import Cell, cells, reference_cells
@@ -40,7 +43,8 @@ class Options(NamedTuple):
     Attributes:
         out: Folder of all runs and of the MLflow store.
         address: Of a Ray cluster; None starts a local one.
-        resources: Of one trial.
+        resources: Of one trial, or of each worker of a trial.
+        workers: In which a trial trains its clients; 1 is the trial itself, auto takes what too few trials leave free.
         max_concurrent: Trials at once, at most; 0 takes what the cluster holds.
         fresh: Compute again what earlier processes have computed.
         in_process: Compute one run after the other in this process, without Ray; grids only.
@@ -54,6 +58,7 @@ class Options(NamedTuple):
     fresh: bool = False
     in_process: bool = False
     pictures: bool = False
+    workers: int | Literal["auto"] = 1
 
 
 class Status(NamedTuple):
@@ -183,8 +188,27 @@ class _Runner:
     @functools.cached_property
     def _slots(self) -> int:
         """Trials at once; asking for it connects to the cluster."""
-        slots = min(self._cluster(), self._options.max_concurrent or sys.maxsize)
+        slots = min(self._room(), self._options.max_concurrent or sys.maxsize)
         return min(slots, fitting(self._study.memory)) if self._options.address is None else slots
+
+    def _room(self) -> int:
+        """How many trials the cluster holds at once, each with its workers."""
+        workers = 1 if self._options.workers == "auto" else self._options.workers
+        room = self._cluster()
+        require(
+            workers <= room,
+            f"expected at most {room} workers in a trial, for so many there is room, got {workers}; lower --workers, "
+            "--resources.cpu or --resources.gpu, or add a node",
+        )
+        return room // workers
+
+    def _workers(self, trials: int) -> int:
+        """Of each trial, if there are so many."""
+        if self._options.workers != "auto":
+            return self._options.workers
+        number = max(1, self._slots // max(1, trials))
+        activity.note(f"workers auto: {number} for each of {trials} trials, {self._slots} fit at once")
+        return number
 
     def references(self, computed: Sequence[Cell]) -> dict[Any, dict[int, str]]:
         """Compute the runs that others refer to; their folders, by environment and seed. Their final models stay."""
@@ -205,7 +229,7 @@ class _Runner:
         todo = missing(configs, self._options.out, self._study.stop)
         done = len(configs) - len(todo)
         if todo and not self._options.in_process:
-            self._cluster()  # refuses before anything is shown or counted
+            self._room()  # refuses before anything is shown or counted
         self._watch(Status(done, len(configs), float("-inf")))
         if todo:
             self.computed += len(todo)
@@ -226,8 +250,14 @@ class _Runner:
         return list(tried)
 
     def _compute_here(self, work: Sequence[Unit], instructions: Instructions, done: int, total: int) -> None:
-        with closing(one_after_the_other(work, instructions)) as progress:
-            for news in progress:
+        options = self._options
+        workers = Workers(options.workers, options.address, options.resources)
+        with ExitStack() as stack:
+            crew: Crew = workers
+            if isinstance(workers.number, int) and workers.number > 1:  # the same ones for all runs
+                crew = stack.enter_context(pool_of(workers, workers.number))
+            progress = one_after_the_other(work, instructions._replace(workers=crew))
+            for news in stack.enter_context(closing(progress)):
                 self._failures.update(news.failures)
                 self._watch(Status(done + news.finished, total, news.best, news.rounds))
 
@@ -240,7 +270,7 @@ class _Runner:
         if self._options.fresh:
             for memory in (proposals, stops):
                 memory.unlink(missing_ok=True)
-        self._cluster()  # refuses before anything is proposed
+        self._room()  # refuses before anything is proposed
         is_new = functools.partial(_is_new, self._options.out, self._options.fresh)
         searcher = FairSearch(study, proposals, is_new)
         scheduler = FairAsha(study, searcher.rounds, stops) if study.search.scheduler == "asha" else None
@@ -268,9 +298,15 @@ class _Runner:
         from tune.trial import Trial
 
         ray_tune = _ray()
+        workers = self._workers(len(work) or self._slots)
+        wanted = Workers(workers, resources=self._options.resources)
         trainable = ray_tune.with_resources(
-            ray_tune.with_parameters(Trial, packs=[compact(pack) for pack in work], instructions=instructions),
-            {"cpu": self._options.resources.cpu, "gpu": self._options.resources.gpu},
+            ray_tune.with_parameters(
+                Trial,
+                packs=[compact(pack) for pack in work],
+                instructions=instructions._replace(workers=wanted),
+            ),
+            _occupied(self._options.resources, workers),
         )
         name = f"{time.time_ns()}"
         tuner = ray_tune.Tuner(
@@ -299,6 +335,14 @@ class _Runner:
                 self._storage.rmdir()
         for error in results.errors:
             self._failures[f"a trial of {self._study.name}"] = str(error).strip().rpartition("\n")[2]
+
+
+def _occupied(resources: Resources, workers: int) -> Any:
+    """What a trial asks of the cluster: a process, or a group of workers and a process that only waits for them."""
+    cpu, gpu = resources
+    if workers == 1:
+        return {"cpu": cpu, "gpu": gpu}
+    return _ray().PlacementGroupFactory([{}, *[{"CPU": cpu, "GPU": gpu}] * workers])
 
 
 def _progress(watch: Watch, count: Callable[[int], tuple[int, int]], failures: dict[str, str]) -> Any:

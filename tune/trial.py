@@ -5,10 +5,12 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import fl_lightning  # noqa: F401 - its remedies come before anything that imports torchvision
+from fl_lightning.cluster.session import enrol
 from fl_lightning.config import build
 from fl_lightning.runs.identity import identity
+from fl_lightning.workers.crew import Workers
+from fl_lightning.workers.pool import Pool
 from tune.packing import Compact, expand
-from tune.session import enrol
 from tune.work import Instructions, TrialStatus, one_after_the_other, side_by_side
 
 import ray.tune  # isort: skip
@@ -25,12 +27,18 @@ class Trial(ray.tune.Trainable):
     _status: TrialStatus
     _work: Generator[TrialStatus, None, None] | None = None
     _by_round: bool
+    _pool: Pool | None = None
 
     def setup(
         self, config: dict[str, Any], packs: Sequence[Compact] = (), instructions: Instructions | None = None
     ) -> None:
         """Ray starts a process here; `reset_config` gives it its next work."""
         enrol()
+        assert instructions is not None
+        workers = instructions.workers
+        if isinstance(workers, Workers) and isinstance(workers.number, int) and workers.number > 1:
+            self._pool = Pool(workers.number, workers.resources)  # in the placement group of this trial
+            instructions = instructions._replace(workers=self._pool)
         self._packs, self._instructions = packs, instructions
         self._start(config)
 
@@ -59,10 +67,11 @@ class Trial(ray.tune.Trainable):
     def cleanup(self) -> None:
         """Ray wants no more of it: runs that have not ended are recorded as stopped."""
         self._close()
+        if self._pool is not None:
+            self._pool.close()
 
     def _start(self, config: dict[str, Any]) -> None:
         self._close()
-        assert self._instructions is not None
         self._status, self._by_round = TrialStatus(), "settings" in config
         if self._by_round:
             configs = [build(settings) for settings in config["settings"]]

@@ -16,6 +16,7 @@ from fl_lightning.errors import UserError
 from fl_lightning.experiment import Outputs, Progress
 from fl_lightning.record import Measurement
 from fl_lightning.runs.identity import identity
+from fl_lightning.workers.crew import Crew
 from tune.first_round import share_first_round
 from tune.outcome import measured
 from tune.study import Stop
@@ -30,6 +31,7 @@ class Instructions(NamedTuple):
         tags: Of single runs, by their identity: what a run is called in tables and figures, and what it is for.
         stop: When a run need not go on.
         metric: What is good if large.
+        workers: Who trains the clients of a run; no number depends on it.
     """
 
     out: Path
@@ -37,6 +39,7 @@ class Instructions(NamedTuple):
     tags: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     stop: Stop | None = None
     metric: str = "GA"
+    workers: Crew = 1
 
     def outputs_of(self, config: RunConfig) -> Outputs:
         """What stays of this run; its MLflow run says which case it is."""
@@ -118,7 +121,9 @@ def _runs(unit: Sequence[RunConfig], instructions: Instructions) -> Iterator[tup
     left = {identity(config): config for config in unit}
     if len(unit) > 1:
         with suppress(Exception):  # what breaks the shared training will break, alone, the run that it belongs to
-            for config, progress in share_first_round(unit, instructions.out, outputs=instructions.outputs_of):
+            for config, progress in share_first_round(
+                unit, instructions.out, outputs=instructions.outputs_of, workers=instructions.workers
+            ):
                 del left[identity(config)]
                 yield config, progress
     for config in left.values():
@@ -126,7 +131,8 @@ def _runs(unit: Sequence[RunConfig], instructions: Instructions) -> Iterator[tup
 
 
 def _run(config: RunConfig, instructions: Instructions) -> Progress:
-    return experiment.rounds(config, instructions.out, outputs=instructions.outputs_of(config))
+    outputs = instructions.outputs_of(config)
+    return experiment.rounds(config, instructions.out, outputs=outputs, workers=instructions.workers)
 
 
 def _until(stop: Stop | None, progress: Progress) -> Iterator[Measurement | None]:

@@ -7,6 +7,7 @@
 | `curves_by_clients(rounds)`, `curves_by_alpha(rounds)` | learning curves by N, by alpha |
 | `over_epochs(runs)` | GA and LA over E and lambda |
 | `best_for_alpha(runs)` | best accuracy for each alpha |
+| `winners(runs)` | all methods for each alpha, with intervals: who wins where |
 | `global_against_local(runs)` | correlation of GA and LA |
 | `online_against_offline(rounds)`, `prior_and_product(rounds)` | ablations |
 | `precision_matrix(matrix)` | the precision of one client |
@@ -35,6 +36,7 @@ from analysis.figures.curves import (
 from analysis.figures.landscape import landscape
 from analysis.figures.laplace import cosine_of_precisions, curvatures, precision_matrix, ridge_curves
 from analysis.figures.partition import partitions
+from analysis.figures.ranking import winners
 
 __all__ = [
     "against_bytes",
@@ -56,4 +58,5 @@ __all__ = [
     "precision_matrix",
     "prior_and_product",
     "ridge_curves",
+    "winners",
 ]

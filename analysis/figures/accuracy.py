@@ -27,11 +27,11 @@ LABELS = {
 
 def best_for_alpha_and_clients(runs: pd.DataFrame) -> Picture:
     """Best GA for each alpha and N: colour is N; the first case (FedAvg) is solid, the next (FOLA) dashed."""
-    if problem := _lacking(runs, "data.alpha"):
+    if problem := lacking(runs, "data.alpha"):
         return style.empty(problem, runs)
     runs, remarks = contests.largest(runs, ("data.alpha", "data.clients"))
     best = contests.best_of_grid(runs, "GA", ["data.alpha", "data.clients"])
-    alphas, numbers = _values(best, "data.alpha"), _values(best, "data.clients")
+    alphas, numbers = values_of(best, "data.alpha"), values_of(best, "data.clients")
     cases = sorted(best["case"].unique(), key=lambda case: (case != "FedAvg", case != "FOLA"))
     colours, dashes = dict(zip(numbers, style.sequence(len(numbers)), strict=True)), style.dashes(cases)
     figure, (panel,) = style.picture()
@@ -48,24 +48,24 @@ def best_for_alpha_and_clients(runs: pd.DataFrame) -> Picture:
         [(case, {"linestyle": dash}) for case, dash in dashes.items()],
         [(f"N = {contests.shown(number)}", {"color": colour}) for number, colour in colours.items()],
     )
-    return _finish(figure, best, runs, remarks, "after " + _rounds(runs))
+    return finish(figure, best, runs, remarks, "after " + _rounds(runs))
 
 
 def best_for_alpha(runs: pd.DataFrame) -> Picture:
     """Best accuracy of every case for each alpha."""
-    if problem := _lacking(runs, "data.alpha"):
+    if problem := lacking(runs, "data.alpha"):
         return style.empty(problem, runs)
     runs, remarks = contests.largest(runs, ("data.alpha",))
     best = contests.best_of_grid(runs, "GA", ["data.alpha"])
-    alphas = _values(best, "data.alpha")
+    alphas = values_of(best, "data.alpha")
     figure, (panel,) = style.picture()
-    looks = _looks(best)
+    looks = looks_of(best)
     for case, look in looks.items():
         _line(panel, best.loc[best["case"].eq(case)], "data.alpha", alphas, look, "solid", len(looks))
     _x_axis(panel, "data.alpha", alphas)
     panel.set_ylabel("best GA (%)")
     style.legend(figure, _case_entries(looks))
-    return _finish(figure, best, runs, remarks, "after " + _rounds(runs))
+    return finish(figure, best, runs, remarks, "after " + _rounds(runs))
 
 
 def over_hyperparameters(runs: pd.DataFrame, keys: Sequence[str] = LEARNING) -> Picture:
@@ -74,13 +74,13 @@ def over_hyperparameters(runs: pd.DataFrame, keys: Sequence[str] = LEARNING) -> 
     if not varied:
         return style.empty(f"all runs have the same {', '.join(map(contests.symbol, keys))}", runs)
     runs, remarks = contests.largest(runs, ("data.alpha",))
-    alphas = _values(runs, "data.alpha")
+    alphas = values_of(runs, "data.alpha")
     dashes = style.dashes(alphas)
     figure, panels = style.picture(len(varied), height=1.9)
     tables = []
     for panel, key in zip(panels, varied, strict=True):
         best = contests.best_of_grid(runs, "GA", ["data.alpha", key])
-        looks, values = _looks(best), _values(runs, key)
+        looks, values = looks_of(best), values_of(runs, key)
         for alpha in alphas:
             for case, look in looks.items():
                 mine = best.loc[best["case"].eq(case) & best["data.alpha"].eq(alpha)]
@@ -91,21 +91,21 @@ def over_hyperparameters(runs: pd.DataFrame, keys: Sequence[str] = LEARNING) -> 
     alpha_entries = [(f"α = {contests.shown(alpha)}", {"linestyle": dash}) for alpha, dash in dashes.items()]
     style.legend(figure, _case_entries(looks), alpha_entries if len(alphas) > 1 else [])
     others = "the others at their best; " if len(varied) > 1 else ""
-    return _finish(figure, pd.concat(tables), runs, remarks, others + "after " + _rounds(runs))
+    return finish(figure, pd.concat(tables), runs, remarks, others + "after " + _rounds(runs))
 
 
 def over_epochs(runs: pd.DataFrame, key: str = "training.epochs") -> Picture:
     """GA and LA over the local epochs E; colour is the case, dash the strength lambda of its prior."""
-    if problem := _lacking(runs, key):
+    if problem := lacking(runs, key):
         return style.empty(problem, runs)
     runs, remarks = contests.largest(runs)
-    values, strengths = _values(runs, key), _values(runs, "method.strength")
+    values, strengths = values_of(runs, key), values_of(runs, "method.strength")
     dashes = style.dashes([None, *strengths] if len(strengths) > 1 else [None])
     figure, panels = style.picture(2, sharex=True)
     # By GA, also for LA: one setting cannot be good in one panel and bad in the other.
     keys = [key, "method.strength"] if "method.strength" in runs else [key]
     best = contests.best_of_grid(runs, "GA", keys)
-    looks = _looks(best)
+    looks = looks_of(best)
     for panel, metric in zip(panels, ("GA", "LA"), strict=True):
         measured = _measured(best, runs, metric)
         for case, look in looks.items():
@@ -119,7 +119,7 @@ def over_epochs(runs: pd.DataFrame, key: str = "training.epochs") -> Picture:
     _x_axis(panels[-1], key, values)
     strength_entries = [(f"λ = {contests.shown(s)}", {"linestyle": d}) for s, d in dashes.items() if s is not None]
     style.legend(figure, _case_entries(looks), strength_entries)
-    return _finish(figure, best, runs, remarks, "after " + _rounds(runs))
+    return finish(figure, best, runs, remarks, "after " + _rounds(runs))
 
 
 def _measured(best: pd.DataFrame, runs: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -151,11 +151,13 @@ def _x_axis(panel: Axes, key: str, values: Sequence[Any]) -> None:
     panel.set_xlabel(LABELS.get(key, contests.symbol(key)))
 
 
-def _values(table: pd.DataFrame, key: str) -> list[Any]:
+def values_of(table: pd.DataFrame, key: str) -> list[Any]:
+    """The values of a setting, in order."""
     return sorted(table[key].dropna().unique()) if key in table else []
 
 
-def _lacking(runs: pd.DataFrame, key: str) -> str:
+def lacking(runs: pd.DataFrame, key: str) -> str:
+    """Why there is nothing to draw over a setting; empty if there is."""
     if not len(runs):
         return "there are no runs"
     if key not in runs or runs[key].nunique() < 2:
@@ -163,7 +165,8 @@ def _lacking(runs: pd.DataFrame, key: str) -> str:
     return "" if runs["ended"].any() or runs["status"].eq("diverged").any() else "no run has ended"
 
 
-def _looks(best: pd.DataFrame) -> dict[str, Look]:
+def looks_of(best: pd.DataFrame) -> dict[str, Look]:
+    """Colour and marker of every case."""
     methods = {case: DISPLAY.get(m, m) for case, m in zip(best["case"], best["method"], strict=True)}
     return style.looks(list(dict.fromkeys(best["case"])), methods)
 
@@ -177,9 +180,27 @@ def _rounds(runs: pd.DataFrame) -> str:
     return " or ".join(contests.shown(number) for number in numbers) + (" round" if numbers == [1] else " rounds")
 
 
-def _finish(figure: Picture, best: pd.DataFrame, runs: pd.DataFrame, remarks: Sequence[str], basis: str) -> Picture:
-    for panel in figure.axes:
-        strokes.percent(panel)
+def finish(
+    figure: Picture,
+    best: pd.DataFrame,
+    runs: pd.DataFrame,
+    remarks: Sequence[str],
+    basis: str,
+    percent: bool = True,
+) -> Picture:
+    """What all figures of best settings say: how many seeds and settings they rest on, and what was left out.
+
+    Args:
+        figure: What was drawn.
+        best: The best settings, from `contests.best_of_grid`.
+        runs: The runs behind them.
+        remarks: What else must be said.
+        basis: What the headline begins with.
+        percent: Whether accuracies stand along y.
+    """
+    if percent:
+        for panel in figure.axes:
+            strokes.percent(panel)
     tried = sorted(set(best["tried"]))
     settings = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[-1]}"
     choice = f"; best of {settings} settings" if tried[-1] > 1 else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning import config as configuration
-from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers
 from fl_lightning.cli.hints import GA_AND_LA, command, is_server, look, shown
 from fl_lightning.cli.table import add_formats
 from fl_lightning.errors import UserError, require
@@ -33,6 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--name", help="to select its runs by, as fl-lightning report --study NAME [from the methods]")
     parser.add_argument("--picture", type=Path, help="where to save the learning curves [OUT/comparison-NAME.png]")
     add_formats(parser)
+    add_workers(parser)
     parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="runs at once, at most [all cores]")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 
     flags = [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
     require(0 < options.threshold <= 1, f"--threshold must lie in (0, 1], got {options.threshold:g}; 0.8 is 80 %")
+    options.workers = number_of_workers(options.workers)
     require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
     variants = [variant for variant in options.methods.split(",") if variant]
     require(bool(variants), "--methods needs at least one name; see fl-lightning list methods")
@@ -81,11 +83,20 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
 
     with ProgressLine("GA", options.quiet) as line:
         line.tell("loading")
+        from fl_lightning.cluster.connection import Resources
         from tune import comparison  # imports what only runs need
         from tune.sweep import Options
 
         study = comparison.study_of(settings, variants, seeds, options.name)
-        how = Options(options.out.resolve(), max_concurrent=options.max_concurrent, fresh=options.fresh)
+        resources = Resources(getattr(options, "resources.cpu"), getattr(options, "resources.gpu"))
+        how = Options(
+            options.out.resolve(),
+            options.address,
+            resources,
+            options.max_concurrent,
+            options.fresh,
+            workers=options.workers,
+        )
         outcomes, failures = comparison.compare(study, how, line.show)
     for_file = options.latex or options.csv
     if outcomes and for_file:

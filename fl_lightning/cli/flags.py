@@ -3,7 +3,7 @@
 import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from fl_lightning.errors import UserError, require
 
@@ -16,6 +16,27 @@ class CommandParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
+
+
+def add_workers(parser: ArgumentParser, what: str = "the clients of a round train") -> None:
+    """The flags that say who computes; none of them changes a number."""
+    parser.add_argument("--workers", default="1", metavar="N", help=f"processes in which {what}, or auto [1]")
+    parser.add_argument("--address", help="of a Ray cluster, or auto; without it this machine computes")
+    parser.add_argument("--resources.cpu", type=float, default=1.0, metavar="N", help="CPUs of one process [1]")
+    parser.add_argument("--resources.gpu", type=float, default=0.0, metavar="N", help="GPUs, or part of one [0]")
+
+
+def number_of_workers(text: str) -> "int | Literal['auto']":
+    """What `--workers` says.
+
+    >>> number_of_workers("8"), number_of_workers("auto")
+    (8, 'auto')
+    """
+    require(
+        text == "auto" or (text.isdecimal() and int(text) >= 1),
+        f"--workers must be a whole number from 1 on, or auto, got {text!r}",
+    )
+    return "auto" if text == "auto" else int(text)
 
 
 def chosen_by(flags: Sequence[str]) -> dict[str, Any]:

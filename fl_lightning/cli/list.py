@@ -34,4 +34,10 @@ def _found(kind: str) -> dict[str, str]:
         from tune import study_file
 
         return {name: study_file.describe(name) for name in study_file.names()}
-    return discovery.summaries(kind)
+    return {name: _with_ingredients(kind, name, text) for name, text in discovery.summaries(kind).items()}
+
+
+def _with_ingredients(kind: str, name: str, text: str) -> str:
+    """A named setting says what it is made of."""
+    ingredients = discovery.made_of(kind, name)
+    return f"{text} Made of {ingredients}." if ingredients else text

@@ -112,7 +112,7 @@ class Progress:
             self._bar.close()
 
     def __enter__(self) -> "Progress":
-        self._listening = activity.heard_by(self.tell)
+        self._listening = activity.heard_by(self.tell, notes=not self._quiet)
         self._listening.__enter__()
         if not self._quiet:
             self._note = note_line(f"{self._label}: loading")

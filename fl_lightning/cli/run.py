@@ -10,7 +10,7 @@ from textwrap import fill
 
 from fl_lightning import config as configuration
 from fl_lightning import discovery
-from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers
 from fl_lightning.cli.hints import look
 from fl_lightning.config import PARTS, Field, RunConfig
 from fl_lightning.errors import require
@@ -29,14 +29,23 @@ def main(arguments: Sequence[str]) -> int:
         print(config.yaml(), end="")
         return 0
     tags = tags_of(options)
+    number = number_of_workers(options.workers)
+    require(
+        number != 1 or (options.address is None and not getattr(options, "resources.gpu")),
+        "--address and --resources.gpu say where workers compute; add --workers with a number, or auto",
+    )
     from fl_lightning.cli.progress import Progress
     from fl_lightning.cli.versions import notice
 
     advice = config.method.advice
     with Progress(config.federation.rounds, _label(config), options.quiet, options.verbose, advice) as progress:
+        from fl_lightning.cluster.connection import Resources
         from fl_lightning.experiment import run  # imports what only a run needs
+        from fl_lightning.workers.crew import Workers
 
-        result = run(config, options.out, options.fresh, progress.show, tags)
+        resources = Resources(getattr(options, "resources.cpu"), getattr(options, "resources.gpu"))
+        workers = Workers(number, options.address, resources)
+        result = run(config, options.out, options.fresh, progress.show, tags, workers)
     if result.status == "diverged":
         print(f"fl-lightning: {result.message}; rounds before it are saved in {result.folder}", file=sys.stderr)
     elif not options.quiet and not options.json:
@@ -64,6 +73,7 @@ def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     parser.add_argument("--name", default="")
     parser.add_argument("--tag", action="append", default=[])
     parser.add_argument("--json", action="store_true")
+    add_workers(parser)
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--print_config", "--print-config", action="store_true")
@@ -109,6 +119,12 @@ def help_text(flags: Sequence[str]) -> str:
         *_entry(
             "--tag KEY=VALUE", "A note in MLflow, by which `runs` and `report` select. May be given several times."
         ),
+        *_entry(
+            "--workers N",
+            "Processes in which the clients of a round train, to the same numbers; auto takes what is faster. [1]",
+        ),
+        *_entry("--address ADDRESS", "Of a Ray cluster for the workers, or auto; without it they are on this machine."),
+        *_entry("--resources.cpu N, --resources.gpu N", "CPUs and GPUs of one worker; 0.5 puts two on each. [1, 0]"),
         *_entry("--json", "Print the final GA, LA, round and run_id as JSON in the last line."),
         *_entry("--quiet", "No progress bar, no summary."),
         *_entry("--verbose", "All metrics of every round."),
@@ -129,7 +145,10 @@ def help_text(flags: Sequence[str]) -> str:
 def _heading(section: str, names: Mapping[str, str]) -> str:
     if section not in PARTS:
         return section
-    return f"{section} {names[section]}: {discovery.summary(discovery.find(PARTS[section][0], names[section]))}"
+    kind, name = PARTS[section][0], names[section]
+    heading = f"{section} {name}: {discovery.summary(discovery.find(kind, name))}"
+    ingredients = discovery.made_of(kind, name)
+    return f"{heading} Made of {ingredients}." if ingredients else heading
 
 
 def _entry(flag: str, text: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers
 from fl_lightning.cli.hints import GA_AND_LA, look, shown
 from fl_lightning.cli.progress import interval, note_line
 from fl_lightning.config import flags_to_settings
@@ -38,9 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--scale", help="smoke, small or paper, if the study has scales [small]")
     parser.add_argument("--dry-run", action="store_true", help="count runs, estimate time and disk, and stop")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
-    parser.add_argument("--address", help="of a Ray cluster, or auto; without it this machine computes")
-    parser.add_argument("--resources.cpu", type=float, default=1.0, metavar="N", help="CPUs of one trial [1]")
-    parser.add_argument("--resources.gpu", type=float, default=0.0, metavar="N", help="GPUs of one trial, or part [0]")
+    add_workers(parser, "a trial trains its clients")
     parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="trials at once, at most [all]")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
     parser.add_argument("--json", action="store_true", help="print the best settings as JSON in the last line")
@@ -48,14 +46,17 @@ def main(arguments: Sequence[str]) -> int:
     options, flags = parser.parse_known_args(list(arguments))
     require(options.study is not None, "expected a study; fl-lightning list studies shows those that come with it")
     require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
-    from tune.cluster import Resources
+    from fl_lightning.cluster.connection import Resources
     from tune.picture import Picture
     from tune.study_file import read
     from tune.sweep import Options
 
     study = read(options.study, options.scale, flags_to_settings(flags))
     resources = Resources(getattr(options, "resources.cpu"), getattr(options, "resources.gpu"))
-    how = Options(options.out.resolve(), options.address, resources, options.max_concurrent, options.fresh)
+    workers = number_of_workers(options.workers)
+    how = Options(
+        options.out.resolve(), options.address, resources, options.max_concurrent, options.fresh, workers=workers
+    )
     if isinstance(study, Picture):
         return draw(study, how.out)
     if options.dry_run:
@@ -216,7 +217,7 @@ class ProgressLine:
             self._note = None
 
     def __enter__(self) -> "ProgressLine":
-        self._listening = activity.heard_by(self.tell)
+        self._listening = activity.heard_by(self.tell, notes=not self._quiet)
         self._listening.__enter__()
         return self
 

@@ -1,17 +1,21 @@
 """What an engine is: it turns the client hooks of a method into training."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import Plan
 from fl_lightning.method import ClientHooks, Context, Local
 from fl_lightning.params import Params
+from fl_lightning.system.pace import Pace
 from fl_lightning.task import Task, Weights
+
+Finished = TypeVar("Finished")
 
 
 class Fit(NamedTuple):
@@ -61,8 +65,65 @@ class Engine(ABC):
         """Whether each of these clients is trained by itself, so that its bits do not depend on the others."""
         return True
 
+    def in_groups(self, hooks: ClientHooks, task: Task, plans: Sequence[Plan]) -> tuple["Engine", int]:
+        """How to train a part of these clients so that its bits are those it has among all of them.
+
+        Returns:
+            An engine, and the size of a group: it may be given any of the groups [0, size), [size, 2 size), ... alone.
+        """
+        return self, 1
+
+    @property
+    def needs_driver(self) -> str:
+        """Why clients cannot be trained in other processes than the one that asks for it; mostly nothing."""
+        return ""
+
+    @property
+    def workers(self) -> int:
+        """How many processes train."""
+        return 1
+
+    def prepare(self, hooks: ClientHooks, task: Task, dataset: Dataset, finish: "Finisher[Any]") -> None:  # noqa: B027
+        """Raise `UserError` for what cannot be trained, before anything is; see `train`."""
+
+    def train(
+        self,
+        hooks: ClientHooks,
+        task: Task,
+        context: Context,
+        buffers: Params,
+        plans: Sequence[Plan],
+        finish: "Finisher[Finished]",
+        work: Sequence[float],
+    ) -> Iterator[Finished]:
+        """Train one client per plan, and finish each where it was trained.
+
+        Args:
+            hooks: Of the method.
+            task: Model and likelihood.
+            context: What the round starts from.
+            buffers: Of the model that the round starts from.
+            plans: Of the cohort.
+            finish: Called with trained clients, each with the context as it sees it.
+            work: How long each client takes, in any unit.
+
+        Returns:
+            What `finish` makes of each client, in the order of the plans.
+        """
+
+        def trained() -> Iterator[tuple[Fit, Context]]:
+            pace = Pace("clients trained", work)
+            for position, fit in enumerate(self.fit(hooks, task, context, buffers, plans)):
+                yield fit, context.of_member(position)
+                pace.done(position)
+
+        return finish(trained())
+
     @abstractmethod
     def fit(
         self, hooks: ClientHooks, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
     ) -> Iterator[Fit]:
         """Train one client per plan, each from `context.start`, and yield them in the order of the plans."""
+
+
+Finisher = Callable[[Iterable[tuple[Fit, Context]]], Iterator[Finished]]

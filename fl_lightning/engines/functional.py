@@ -1,7 +1,7 @@
 """A lean loop over the client hooks: no Trainer, no loader, no optimiser object."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -50,7 +50,7 @@ class Functional(Engine):
     def fit(
         self, hooks: ClientHooks, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
     ) -> Iterator[Fit]:
-        chunk = 1 if hooks.one_by_one else self._chunk(task, plans)
+        chunk = self.in_groups(hooks, task, plans)[1]
         for first in range(0, len(plans), chunk):
             members = range(first, min(first + chunk, len(plans)))
             if len(members) == 1:
@@ -58,6 +58,10 @@ class Functional(Engine):
             else:
                 chunk_context = context.of_members(lambda leaf: leaf[members.start : members.stop])  # noqa: B023
                 yield from train_many(hooks, task, chunk_context, buffers, [plans[i] for i in members])
+
+    def in_groups(self, hooks: ClientHooks, task: Task, plans: Sequence[Plan]) -> tuple[Engine, int]:
+        chunk = 1 if hooks.one_by_one else self._chunk(task, plans)
+        return replace(self, chunk=chunk), chunk
 
     def trains_apart(self, task: Task, plans: Sequence[Plan]) -> bool:
         return self._chunk(task, plans) == 1 or len(plans) == 1

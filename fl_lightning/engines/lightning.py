@@ -39,6 +39,10 @@ class Lightning(Engine):
 
     callbacks: tuple[Any, ...] = ()
 
+    @property
+    def needs_driver(self) -> str:
+        return "its callbacks are objects of this process, and see every client" if self.callbacks else ""
+
     def fit(
         self, hooks: ClientHooks, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
     ) -> Iterator[Fit]:

@@ -36,8 +36,9 @@ from torch import Tensor
 
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
-from fl_lightning.params import Params, average, cast_like, zeros, zip_map
+from fl_lightning.params import Params, average, zip_map
 from fl_lightning.penalty import Penalty, Quadratic
+from fl_lightning.server_momentum import at_rest, momentum_step
 from fl_lightning.training import Training
 
 
@@ -85,7 +86,7 @@ class FedNova(Method):
         )
 
     def init(self, params: Params, num_clients: int) -> State:
-        return State(params, zeros(params) if self.server_momentum else {})
+        return State(params, at_rest(params, self.server_momentum))
 
     def penalty(self, context: Context) -> Penalty | None:
         return Quadratic(context.start, float(self.mu)) if self.mu else None
@@ -104,9 +105,7 @@ class FedNova(Method):
         start, lr = zip_map(Tensor.double, state.params), cohort.training.lr
         # With lr 0 the models have not moved, and the quotient is 0 in the limit.
         slope = zip_map(lambda x, new: (x - new) / (lr or 1.0), start, average(start, models, shares, rate=total))
-        velocity = zip_map(lambda u, s: s.add(u, alpha=self.server_momentum), state.velocity, slope)
-        params = zip_map(lambda x, u: x.sub(u, alpha=lr), start, velocity)
-        return State(cast_like(params, state.params), cast_like(velocity, state.velocity))
+        return State(*momentum_step(state.params, state.velocity, slope, self.server_momentum, lr))
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

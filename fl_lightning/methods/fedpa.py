@@ -30,7 +30,8 @@ from torch import Tensor
 
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
-from fl_lightning.params import Params, all_finite, average, cast_like, flatten, unflatten, weighted_sum, zeros, zip_map
+from fl_lightning.params import Params, all_finite, average, cast_like, flatten, mean_update, unflatten, zip_map
+from fl_lightning.server_momentum import at_rest, momentum_step
 from fl_lightning.training import Training
 
 
@@ -110,7 +111,7 @@ class FedPA(Method):
         )
 
     def init(self, params: Params, num_clients: int) -> State:
-        return State(params, zeros(params) if self.server_momentum else {})
+        return State(params, at_rest(params, self.server_momentum))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         return Context(state.params, max(self._samples_of(cohort)))  # a Python number: nothing is sent
@@ -152,14 +153,8 @@ class FedPA(Method):
         models, weights = _finite(reports, cohort.weights)
         if not self.server_momentum:
             return State(average(state.params, models, weights, self.server_lr), state.velocity)
-        deltas = (zip_map(lambda x, y: x.double() - y.double(), state.params, model) for model in models)
-        velocity = zip_map(
-            lambda v, delta: delta.add(v.double(), alpha=self.server_momentum),
-            state.velocity,
-            weighted_sum(deltas, weights),
-        )
-        params = zip_map(lambda x, v: x.double().sub(v, alpha=self.server_lr), state.params, velocity)
-        return State(cast_like(params, state.params), cast_like(velocity, state.velocity))
+        slope = zip_map(torch.neg, mean_update(state.params, models, weights))
+        return State(*momentum_step(state.params, state.velocity, slope, self.server_momentum, self.server_lr))
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

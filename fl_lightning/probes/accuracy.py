@@ -8,6 +8,7 @@ distances from a reference posterior for which GA and LA stand; see `fl_lightnin
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.method import Method, task_of
 from fl_lightning.probes.reference import Reference
-from fl_lightning.record import Measurement, RoundRecord
+from fl_lightning.record import ClientResult, Measurement, RoundRecord
 from fl_lightning.system import activity
 from fl_lightning.task import Score, Task, Weights
 
@@ -45,6 +46,30 @@ def score_on(task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Te
     return [Score(float(c) / len(labels), float(n) / len(labels)) for c, n in zip(correct, nll, strict=True)]
 
 
+@dataclass(frozen=True)
+class ClientJudge:
+    """LA and LF of clients, measured where they were trained.
+
+    Attributes:
+        task: Model and likelihood.
+        reference: The posterior from which models are a distance apart, if there is one.
+    """
+
+    task: Task
+    reference: Reference | None = None
+
+    def __call__(self, clients: Sequence[ClientResult]) -> list[ClientResult]:
+        models = [Weights(client.local.params, client.local.buffers) for client in clients]
+        scores = score(self.task, models, clients[0].local.data.dataset)
+        distances: Sequence[float | None] = [None] * len(clients)
+        if self.reference is not None:
+            distances = self.reference.distances([model.params for model in models])
+        return [
+            client._replace(score=found, distance=distance)
+            for client, found, distance in zip(clients, scores, distances, strict=True)
+        ]
+
+
 def measure(
     method: Method, task: Task, dataset: Dataset, record: RoundRecord, reference: Reference | None = None
 ) -> Measurement:
@@ -54,9 +79,8 @@ def measure(
     known = [result.score for result in record.clients if result.score is not None]
     unknown = [Weights(r.local.params, r.local.buffers) for r in record.clients if len(known) < len(record.clients)]
     scores = score(task, [server, *unknown], dataset) + ([] if unknown else known)
-    models = [server.params, *(result.local.params for result in record.clients)]
     chosen_by = _validation(task, server, dataset)
-    distances = reference.distances(models) if reference is not None else []
+    distances = _distances(reference, server, record) if reference is not None else []
     seconds_evaluation = time.perf_counter() - start
     weights = record.cohort.weights
     accuracies = torch.tensor([s.accuracy for s in scores[1:]], dtype=torch.float64)
@@ -90,6 +114,8 @@ def measure(
         "prior_loss": [result.prior_loss for result in record.clients],
     }
     metrics |= chosen_by
+    if record.workers_idle is not None:
+        metrics["workers_idle"] = record.workers_idle
     if distances:
         metrics |= {"AE": distances[0], "LF": _mean(distances[1:], weights)}
         clients["distance"] = distances[1:]
@@ -99,6 +125,14 @@ def measure(
         else:
             metrics[name] = value
     return Measurement(metrics, clients)
+
+
+def _distances(reference: Reference, server: Weights, record: RoundRecord) -> list[float]:
+    """Of the server's model, then of the clients'; those that are known are not measured again."""
+    known = [result.distance for result in record.clients if result.distance is not None]
+    if len(known) == len(record.clients):
+        return [*reference.distances([server.params]), *known]
+    return reference.distances([server.params, *(result.local.params for result in record.clients)])
 
 
 def _validation(task: Task, server: Weights, dataset: Dataset) -> dict[str, float]:

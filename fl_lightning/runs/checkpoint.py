@@ -137,9 +137,9 @@ def read_parts(folder: Path) -> Parts:
     except DamagedError as damage:
         raise UserError(f"{path} {damage}; compute that run again with --fresh") from None
     # Older files do not say where the model is: its field was always called `params`.
-    places = json.loads(header.get("params", "{}")) or _keys(tensors, r"\[0\]\.params\['(.*)'\]")
+    places = json.loads(header.get("params", "{}")) or _matching(tensors, r"\[0\]\.params\['(.*)'\]")
     params = {name: tensors[key] for name, key in places.items()}
-    buffers = {name: tensors[key] for name, key in _keys(tensors, r"\[1\]\['(.*)'\]").items()}
+    buffers = {name: tensors[key] for name, key in _matching(tensors, r"\[1\]\['(.*)'\]").items()}
     described = json.loads(header.get("posterior", "null"))
     posterior = None if described is None else _rebuilt(described, tensors | json.loads(header["numbers"]))
     return Parts(params, buffers, posterior)
@@ -239,7 +239,12 @@ def _tree(snapshot: Snapshot) -> tuple[Any, Any]:
     return snapshot.state, snapshot.buffers
 
 
-def _keys(tensors: Mapping[str, Tensor], pattern: str) -> dict[str, str]:
+def _flattened(snapshot: Snapshot) -> tuple[list[tuple[Any, Any]], Any]:
+    """The leaves of a state and where they are, clients' memories among them; and its structure."""
+    return pytree.tree_flatten_with_path(_tree(snapshot), is_leaf=lambda node: isinstance(node, ClientMemory))
+
+
+def _matching(tensors: Mapping[str, Tensor], pattern: str) -> dict[str, str]:
     """The keys that have this pattern, by what it captures."""
     return {found[1]: key for key in tensors if (found := re.fullmatch(pattern, key))}
 
@@ -259,11 +264,6 @@ def _rebuilt(described: Mapping[str, Any], values: Mapping[str, Any]) -> Gaussia
     structure = pytree.treespec_loads(described["structure"])
     posterior: Gaussian = pytree.tree_unflatten([values[name] for name in described["leaves"]], structure)
     return posterior
-
-
-def _flattened(snapshot: Snapshot) -> tuple[list[tuple[Any, Any]], Any]:
-    """The leaves of a state and where they are, clients' memories among them; and its structure."""
-    return pytree.tree_flatten_with_path(_tree(snapshot), is_leaf=lambda node: isinstance(node, ClientMemory))
 
 
 def _extents(header: Mapping[str, str]) -> list[rows.Extent]:

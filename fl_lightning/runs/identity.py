@@ -54,9 +54,15 @@ def versions(config: RunConfig) -> dict[str, int | str]:
 
 
 def version_of(cls: type[Any]) -> int | str:
-    """The number that a part carries, 1 if it has none; for a plug-in, what its file holds."""
-    plugin = discovery.plugin_hash(cls)
-    return getattr(cls, "version", 1) if plugin is None else plugin
+    """The number that a part carries, 1 if it has none; for a plug-in, what its file holds.
+
+    A named setting carries the version of what it is made of, and after it its own, if it has one.
+    """
+    own = discovery.plugin_hash(cls) or vars(cls).get("version")
+    above = discovery.inherited(cls)
+    if above is None:
+        return own or getattr(cls, "version", 1)
+    return version_of(above) if own is None else f"{version_of(above)}.{own}"
 
 
 def in_words(made_by: Mapping[str, int | str], now: Mapping[str, int | str]) -> str:

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from tqdm import tqdm
 
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+_notes: ContextVar[bool] = ContextVar("notes", default=True)
 
 
 def say(text: str) -> None:
@@ -27,16 +28,23 @@ def say(text: str) -> None:
         listener(text)
 
 
+def note(text: str) -> None:
+    """Tell the user, if somebody listens, what is worth a line that stays; not a warning."""
+    if _listener.get() is not None and _notes.get():
+        warn(text)
+
+
 def warn(text: str) -> None:
     """Tell the user, on the error stream, what must not be missed; a progress bar stays whole."""
     tqdm.write(f"fl-lightning: {text}", file=sys.stderr)
 
 
 @contextmanager
-def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
-    """Let this function hear what is said in the block."""
-    token = _listener.set(listener)
+def heard_by(listener: Callable[[str], None], notes: bool = True) -> Iterator[None]:
+    """Let this function hear what is said in the block; notes go to the error stream, unless they are not wanted."""
+    token, mode = _listener.set(listener), _notes.set(notes)
     try:
         yield
     finally:
         _listener.reset(token)
+        _notes.reset(mode)

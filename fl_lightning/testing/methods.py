@@ -85,8 +85,13 @@ def method_checks(method: Method, at_rest: Method | None = None) -> list[Check]:
 
 
 def choices_of(cls: type[Method]) -> dict[str, dict[str, Any]]:
-    """Each choice that differs from the default, of every Literal and bool field: by `field=value`, as a setting."""
+    """Each choice that differs from the default, of every Literal and bool field: by `field=value`, as a setting.
+
+    The choices of a named setting are those of what it is made of, and are checked there.
+    """
     found: dict[str, dict[str, Any]] = {}
+    if discovery.inherited(cls) is not None:
+        return found
     for field, item in fields_of(cls).items():
         choices: Sequence[Any] = (True, False) if item.type is bool else ()
         if get_origin(item.type) is Literal:

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from analysis import figures, style
 from analysis.figures.correlation import in_words
 from analysis.statistics import correlation
-from tests.analysis.synthetic import last_rounds, rounds_table, runs_table, with_failures
+from tests.analysis.synthetic import METHODS, last_rounds, rounds_table, runs_table, with_failures
 
 ALPHAS = (0.01, 0.1, 1)
 
@@ -54,6 +54,7 @@ DRAWN = {
     "curves_by_alpha": lambda: figures.curves_by_alpha(rounds_table(alphas=ALPHAS, lrs=(0.1, 0.01))),
     "over_epochs": lambda: figures.over_epochs(runs_table(epochs=(1, 10, 20), strengths=(1, 10), rounds=2)),
     "best_for_alpha": lambda: figures.best_for_alpha(runs_table(alphas=ALPHAS, rounds=2)),
+    "winners": lambda: figures.winners(runs_table(cases=tuple(METHODS), alphas=ALPHAS, rounds=2)),
     "global_against_local": lambda: figures.global_against_local(runs_table(lrs=(1, 0.1, 0.01), rounds=2)),
     "online_against_offline": lambda: figures.online_against_offline(rounds_table()),
     "prior_and_product": lambda: figures.prior_and_product(rounds_table(strengths=(0, 10))),
@@ -202,6 +203,7 @@ def test_rounds_of_all_kinds_of_failures_never_crash(draw):
     [
         figures.best_for_alpha_and_clients,
         figures.best_for_alpha,
+        figures.winners,
         figures.over_hyperparameters,
         figures.over_epochs,
         figures.global_against_local,
@@ -250,6 +252,39 @@ def test_best_per_alpha_and_clients_has_fedavg_solid_and_fola_dashed():
     assert handles["FedAvg"].get_linestyle() == "-"
     assert handles["FOLA"].get_linestyle() == "--"
     assert handles["N = 5"].get_color() != handles["N = 10"].get_color()
+
+
+def test_the_winner_and_whoever_is_not_told_from_it_are_filled():
+    table = runs_table(cases=("FedAvg", "FOLA", "FedCurv"), alphas=(0.01, 1), rounds=1)
+    # By seed: FOLA 0.70, 0.80, 0.90; FedCurv overlaps with it, FedAvg ends below; at alpha 1 only FedAvg has ended.
+    points = {"FOLA": (0.7, 0.8, 0.9), "FedCurv": (0.6, 0.65, 0.75), "FedAvg": (0.5, 0.6, 0.69)}
+    table["GA"] = [points[case][seed] for case, seed in zip(table["case"], table["seed"], strict=True)]
+    gone = table["data.alpha"].eq(1) & table["case"].ne("FedAvg")
+    table.loc[gone, ["status", "ended", "GA"]] = "diverged", False, np.nan
+    figure = figures.winners(table)
+    (panel,) = figure.axes
+    assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == ["α = 0.01: FOLA", "α = 1: FedAvg"]
+    names = [label.get_text() for label in panel.get_yticklabels()]
+    small, large = style.sequence(2)
+    filled = {
+        names[round(float(line.get_ydata()[0]))]: line.get_markerfacecolor() == small
+        for line in panel.lines
+        if line.get_marker() == "o" and line.get_color() == small
+    }
+    assert filled == {"FOLA": True, "FedCurv": True, "FedAvg": False}
+    assert names.index("FOLA") > names.index("FedCurv") > names.index("FedAvg")  # the best on top
+    crosses = [line for line in panel.lines if line.get_marker() == "x"]
+    assert [line.get_color() for line in crosses] == [large, large]  # two that have diverged
+
+
+def test_centralised_training_wins_nothing():
+    table = runs_table(cases=("FedAvg", "FOLA"), alphas=(0.01, 1), rounds=1)
+    table.loc[table["case"].eq("FedAvg"), ["case", "method"]] = "centralised"
+    table.loc[table["case"].eq("centralised"), "GA"] = 0.99
+    figure = figures.winners(table)
+    assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == ["α = 0.01: FOLA", "α = 1: FOLA"]
+    reference = [line for line in figure.axes[0].lines if line.get_marker() == "o" and line.get_xdata()[0] > 98]
+    assert [line.get_markerfacecolor() for line in reference] == [style.LIGHT.paper] * 2
 
 
 def test_a_method_has_one_colour_in_all_figures():

@@ -120,7 +120,7 @@ def test_every_server_of_a_local_sweep_listens_on_loopback_and_has_a_token(out, 
 def test_a_wrong_token_is_named(out, study, drive, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
-    from tune.private import read_again
+    from fl_lightning.cluster.private import read_again
 
     read_again()
     with cluster(1) as made:

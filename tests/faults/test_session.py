@@ -12,8 +12,8 @@ from pathlib import Path
 import filelock
 import pytest
 
+from fl_lightning.cluster import session
 from fl_lightning.system import processes
-from tune import session
 
 
 @pytest.fixture

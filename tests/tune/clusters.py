@@ -14,14 +14,17 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from fl_lightning import experiment
+from fl_lightning.cluster.connection import SETTINGS
 from fl_lightning.experiment import Outputs
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.track import EXPERIMENT, store_uri
-from tune.cluster import SETTINGS
 
 # Ray lets its workers yield to all others; beside other tests they would starve.
 ENVIRONMENT = {**SETTINGS, "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
+
+# What a round has cost, and who has computed it.
+NOT_COMPARED = ("seconds", "workers")
 
 
 @contextmanager
@@ -55,7 +58,9 @@ def cluster(*cpus: int):
 
 def timeless(result):
     """Everything that was measured, but for the clock."""
-    rounds = [({k: v for k, v in m.metrics.items() if not k.startswith("seconds")}, m.clients) for m in result.history]
+    rounds = [
+        ({k: v for k, v in m.metrics.items() if not k.startswith(NOT_COMPARED)}, m.clients) for m in result.history
+    ]
     return result.status, result.message, rounds
 
 
@@ -97,16 +102,16 @@ def check_complete(configs, out, reference):
 
 
 class Driver:
-    """`fl-lightning sweep` in a process of its own, whose temporary files and children can be told from others'."""
+    """The program in a process of its own, whose temporary files and children can be told from others'."""
 
-    def __init__(self, out: Path, *arguments: str, **environment: str) -> None:
+    def __init__(self, out: Path, *arguments: str, command: str = "sweep", **environment: str) -> None:
         self.temporary = tempfile.mkdtemp(prefix="t", dir="/tmp")
         self.log = out.parent / f"driver-{time.time_ns()}.log"
-        command = [sys.executable, "-m", "fl_lightning", "sweep", *arguments, "--out", str(out), "--quiet", "--json"]
+        program = [sys.executable, "-m", "fl_lightning", command, *arguments, "--out", str(out), "--quiet", "--json"]
         variables = {**os.environ, **ENVIRONMENT, "TMPDIR": self.temporary, **environment}
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
-                command, env=variables, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+                program, env=variables, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
 
     def wait(self, seconds: float = 300) -> int:

@@ -149,6 +149,8 @@ SIZES = {  # cells and runs at the paper's scale
     "demo": (3, 30),
     "mnist_curves": (15, 75),
     "mnist_first_round": (25 * 125 * 2, 187_500),
+    "one_shot": (5 * 10 * 12, 5 * 10 * 12 * 3),
+    "rivals": (len(load("rivals").cases) * 5 * 20, len(load("rivals").cases) * 5 * 20 * 3),
 }
 
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import yaml
 
+from fl_lightning import discovery
 from fl_lightning.errors import UserError
 from tune import study_file
 from tune.study import Range, Search, Stop
@@ -235,11 +236,28 @@ def test_every_shipped_study_says_what_it_is_about():
         "laplace",
         "mnist_curves",
         "mnist_first_round",
+        "one_shot",
         "ridge_demo",
+        "rivals",
     }
     for name in study_file.names():
         assert study_file.describe(name).endswith(".")
         assert study_file.read(name).scale == "small"
+
+
+def test_the_rivals_are_all_methods():
+    """A new method gets a line in tune/studies/rivals.yaml. FedOpt itself is there by its named settings."""
+    compared = [case.settings["method"] for case in load("rivals").cases]
+    assert sorted(compared) == sorted(set(discovery.names("methods")) - {"fedopt"})
+
+
+@pytest.mark.parametrize("name", ["rivals", "one_shot"])
+@pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
+def test_methods_are_compared_on_equal_terms(name, scale):
+    mine = load(name, scale)
+    assert (mine.metric, mine.search.algorithm) == ("GA_validation", "random")  # as many settings for everybody
+    assert len(mine.confirm.seeds) == (2 if scale == "smoke" else 5)
+    assert all("training.lr" in {**mine.space, **case.space} for case in mine.cases)
 
 
 @pytest.mark.parametrize(

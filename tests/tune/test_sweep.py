@@ -6,13 +6,13 @@ import pytest
 import yaml
 
 from fl_lightning import experiment
+from fl_lightning.cluster.connection import Resources
 from fl_lightning.errors import UserError
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.track import store_uri
 from tests.servers import free_port
 from tests.tune.clusters import alone, check_complete, cluster, timeless, tracked
-from tune.cluster import Resources
 from tune.grid import cells
 from tune.study_file import load
 from tune.sweep import Options, sweep

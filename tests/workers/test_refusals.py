@@ -1,0 +1,141 @@
+"""What workers cannot do is said in one line, before anything is trained."""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from fl_lightning import discovery
+from fl_lightning.__main__ import main
+from fl_lightning.cluster.connection import Resources
+from fl_lightning.engines.functional import Functional
+from fl_lightning.engines.lightning import Lightning
+from fl_lightning.errors import UserError
+from fl_lightning.loop import federate
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.workers.crew import Workers
+from fl_lightning.workers.parallel import Parallel
+from tests.cases import equal_bits, final, ragged
+
+PLUGIN = '''
+"""FedAvg under another name."""
+
+from dataclasses import dataclass
+
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.method import Method
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    """FedAvg under another name."""
+'''
+
+
+def first_round(method=FedAvg(), engine=Functional(chunk=1), workers=1):  # noqa: B008
+    case = ragged()
+    arguments = (case.dataset, case.clients, case.training, case.federation, engine, 0, case.holdout)
+    rounds = federate(method, case.task(), *arguments, workers=workers)
+    try:
+        return next(rounds)
+    finally:
+        rounds.close()
+
+
+def check_refused(match, **settings):
+    with pytest.raises(UserError, match=match) as refusal:
+        first_round(**settings)
+    assert "\n" not in str(refusal.value)
+
+
+def test_more_workers_than_there_is_room_for(ray_here):
+    check_refused(r"expected at most 3 workers of 1 CPU and 0 GPU.*: 3 CPU, 2 GPU\), got 4; lower --workers", workers=4)
+    wide = Workers(3, resources=Resources(cpu=2))
+    check_refused(r"expected at most 1 workers of 2 CPU and 0 GPU", workers=wide)
+
+
+def test_gpus_that_are_not_there(ray_here):
+    check_refused(r"no node .* can offer 1 CPU and 4 GPU", workers=Workers(2, resources=Resources(1, 4)))
+
+
+def test_gpus_that_torch_does_not_see(ray_here):
+    """Ray's word is taken up to the point where torch needs one: the worker was given one of the two."""
+    check_refused(r"was given GPU [01], but torch sees none there", workers=Workers(2, resources=Resources(0.5, 1)))
+
+
+def test_an_engine_that_needs_the_driver(ray_here):
+    engine = Lightning(callbacks=(pl.Callback(),))
+    check_refused("the engine Lightning trains in this process only, because its callbacks", engine=engine, workers=2)
+
+
+@dataclass(frozen=True)
+class Locked(FedAvg):
+    lock: Any = field(default_factory=threading.Lock, compare=False)
+
+
+def test_a_method_that_cannot_be_sent(two):
+    check_refused(
+        "the method or the model cannot be sent to workers .*cannot pickle '_thread.lock'",
+        method=Locked(),
+        engine=Parallel(Functional(chunk=1), two),
+    )
+
+
+def test_plugins_must_be_visible_to_workers(two, plugins):
+    methods = []
+    for name in ("mine_of_workers", "gone_for_workers"):
+        (plugins / f"{name}.py").write_text(PLUGIN)
+        methods.append(discovery.find("methods", name)())
+    (plugins / "gone_for_workers.py").unlink()
+    engine = Parallel(Functional(chunk=1), two)
+    here = ragged().run(FedAvg(), Functional(chunk=1))
+    assert equal_bits(final(ragged().run(methods[0], engine)), final(here))
+    match = rf"the plug-in gone_for_workers.py is not visible to .* in {plugins}; keep it where all nodes see it"
+    check_refused(match, method=methods[1], engine=engine)
+
+
+def test_a_class_of_a_notebook_travels_with_its_code(two):
+    @dataclass(frozen=True)
+    class Halved(FedAvg):
+        def report(self, local, context):
+            moved = {name: (value + context.start[name]) / 2 for name, value in local.params.items()}
+            return super().report(local._replace(params=moved), context)
+
+    here, there = (
+        ragged().run(Halved(), engine) for engine in (Functional(chunk=1), Parallel(Functional(chunk=1), two))
+    )
+    assert equal_bits(final(here), final(there))
+    assert not equal_bits(final(here), final(ragged().run(FedAvg(), Functional(chunk=1))))
+
+
+def test_errors_of_a_hook_arrive_as_they_are(two):
+    @dataclass(frozen=True)
+    class Broken(FedAvg):
+        def report(self, local, context):
+            if local.client >= 1:
+                raise ZeroDivisionError(f"client {local.client}")
+            return super().report(local, context)
+
+    with pytest.raises(ZeroDivisionError, match="client 1") as error:
+        ragged().run(Broken(), Parallel(Functional(chunk=1), two))
+    assert any("in a worker" in note for note in error.value.__notes__)
+    assert equal_bits(
+        *(final(ragged().run(FedAvg(), e)) for e in (Functional(chunk=1), Parallel(Functional(chunk=1), two)))
+    )
+
+
+@pytest.mark.parametrize("flags", [["--workers", "0"], ["--workers", "many"], ["--address", "auto"]])
+def test_flags(flags, capsys, tmp_path):
+    assert main(["run", *flags, "--out", str(tmp_path)]) == 2
+    assert "workers" in capsys.readouterr().err
+
+
+def test_a_model_on_a_gpu_needs_workers_with_one(two):
+    case, meta = ragged(), torch.device("meta")
+    task = case.task()
+    task.initial = task.initial._replace(params={name: p.to(meta) for name, p in task.initial.params.items()})
+    with pytest.raises(UserError, match=r"the model is on meta, but workers were given no GPU; --resources.gpu 0.5"):
+        Parallel(Functional(), two).prepare(FedAvg(), task, case.dataset, iter)
