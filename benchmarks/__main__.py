@@ -13,6 +13,7 @@ from benchmarks import works
 from benchmarks.augmentation import measure_augmentation
 from benchmarks.chunks import measure_chunks
 from benchmarks.evaluation import measure_evaluation
+from benchmarks.forms import measure_forms
 from benchmarks.mapping import measure_mapping
 from benchmarks.memory import measure_memory
 from benchmarks.population import measure_population
@@ -21,7 +22,20 @@ from benchmarks.sweeps import measure_sweeps
 from benchmarks.table import Row, show
 from benchmarks.workers import measure_workers
 
-PARTS = ("1", "2", "3", "evaluation", "augmentation", "memory", "mapping", "vmap", "population", "workers", "sweeps")
+PARTS = (
+    "1",
+    "2",
+    "3",
+    "forms",
+    "evaluation",
+    "augmentation",
+    "memory",
+    "mapping",
+    "vmap",
+    "population",
+    "workers",
+    "sweeps",
+)
 # Whole benchmark in about ten minutes on two quiet cores.
 SCALE = 0.2
 
@@ -40,6 +54,7 @@ def main() -> None:
         "1": lambda: speed_of(works.mnist_mlp(options.scale)),
         "2": lambda: speed_of(works.cifar_cnn(options.scale)),
         "3": lambda: speed_of(works.tiny_fits(options.scale)),
+        "forms": lambda: measure_forms(works.mnist_mlp(options.scale)),
         "evaluation": lambda: measure_evaluation(works.mnist_mlp(options.scale)),
         "augmentation": measure_augmentation,
         "memory": measure_memory,

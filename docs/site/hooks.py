@@ -27,7 +27,18 @@ OUTSIDE = {
     "CITATION.cff": "CITATION.cff",
 }
 # Guides in the order in which one wants to read them; others follow.
-GUIDES = ("tutorial", "methods", "data", "sweeps", "uncertainty", "cluster", "analysis", "extending", "laplace")
+GUIDES = (
+    "tutorial",
+    "methods",
+    "data",
+    "sweeps",
+    "uncertainty",
+    "cluster",
+    "analysis",
+    "extending",
+    "laplace",
+    "structured",
+)
 RESULTS = ("results", "baselines")
 PROJECT = ("contributing", "changelog", "benchmarks")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)([^)]*\))")
