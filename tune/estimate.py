@@ -106,7 +106,7 @@ def _measure(config: RunConfig) -> Cost:
     start = time.perf_counter()
     measured = measure(config.method, problem.task, dataset, record)
     evaluate = (time.perf_counter() - start) / (1 + len(record.clients)) * len(problem.dataset.test_y) / len(tested)
-    trained = epochs * sum(len(few[n]) for n in record.cohort.members)
+    trained = epochs * sum(len(result.local.data) for result in record.clients)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checkpoint.write(folder, identity(config), record.after, [measured])

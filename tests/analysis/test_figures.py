@@ -43,7 +43,26 @@ def error_table():
     return table.assign(AE=np.exp(-9 * table["GA"]), LF=np.exp(-9 * table["LA"]))
 
 
+def trust_table():
+    table = runs_table(alphas=ALPHAS, rounds=2)
+    confidence, coverage = np.linspace(0.3, 0.97, 15), np.linspace(0, 1, 21)
+    arrays = {
+        "coverage": coverage,
+        "entropy_edges": np.linspace(0, 2.3, 11),
+        "probit/samples": np.full(15, 40),
+        "probit/confidence": 40 * confidence,
+        "probit/hits": 40 * confidence**1.5,
+        "probit/risk": 0.2 * coverage,
+        "probit/entropy": np.arange(10, 0, -1),
+        "probit/entropy/noise": np.arange(10),
+    }
+    return table.assign(arrays=[arrays] * len(table))
+
+
 DRAWN = {
+    "reliability": lambda: figures.reliability(trust_table()),
+    "risk_coverage": lambda: figures.risk_coverage(trust_table()),
+    "entropies": lambda: figures.entropies(trust_table()),
     "best_for_alpha_and_clients": lambda: figures.best_for_alpha_and_clients(
         runs_table(alphas=ALPHAS, clients=(5, 10), rounds=1)
     ),

@@ -77,7 +77,7 @@ def test_every_round_measures_the_servers_model_on_them(out):
     dataset = problem.dataset
     places = validating(dataset.train_y, config.split, config.seed)
     assert torch.equal(dataset.validation, places)
-    assert not set(places.tolist()) & set(torch.cat(problem.clients).tolist())
+    assert not set(places.tolist()) & set(torch.cat(list(problem.clients)).tolist())
     swapped = replace(dataset, test_x=dataset.train_x[places], test_y=dataset.train_y[places])
     settings = (config.training, config.federation, config.engine, config.seed)
     records = federate(config.method, problem.task, dataset, problem.clients, *settings)
