@@ -22,6 +22,8 @@ STUDIES = (
     "ablation_online_offline",
     "laplace",
     "ae_lf",
+    "calibration",
+    "structured",
 )
 TINY = {
     "data": "digits",
