@@ -66,7 +66,8 @@ def unknown_setting(
         owners: Says which methods (datasets, models, engines) have a setting of that key.
     """
     meant = usual(given, known)
-    for key in [meant or given, *(f"{part}.{given}" for part in names)]:
+    # A usual name of a setting that is there comes before the same letter elsewhere: FOLA's gamma is its damping.
+    for key in [] if meant in known else [meant or given, *(f"{part}.{given}" for part in names)]:
         if key not in known and (others := owners(key)):
             part = key.partition(".")[0]
             alias = f" ({key} here)" if key != given else ""

@@ -10,6 +10,7 @@ from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.loop import federate
+from fl_lightning.method import task_of
 from fl_lightning.methods.fola import Fola
 from fl_lightning.methods.scaffold import Scaffold
 from fl_lightning.probes.accuracy import ClientJudge, measure
@@ -28,7 +29,7 @@ def variants():
 
 def told(case, method, engine, judged):
     """Everything that a run tells, but for the clock; or how it fails."""
-    task, everything = case.task(), []
+    task, everything = task_of(method, case.task()), []
     try:
         records = federate(
             method,
