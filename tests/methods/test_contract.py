@@ -16,7 +16,7 @@ from fl_lightning.testing import method_checks
 # A precision that is not a Fisher's, or that of single samples, wants a weaker prior than the default's.
 FORMS = {f"fola with {form}": Fola(curvature_form=form, strength=0.1) for form in FORMS_THERE if form != "diagonal"}
 METHODS = sorted(discovery.discover("methods"))
-# A server that learns by itself, from what clients draw at random or from a prior moves even when clients do not; and so
+# A server that learns by itself, from what clients draw at random or from a prior moves even when clients do not; so
 # does FedLPA's, whose own solver reproduces identical clients only where their factors are alike.
 AT_REST = {
     "fedbe": {"server_epochs": 0},
