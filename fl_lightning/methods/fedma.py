@@ -1,11 +1,13 @@
 """FedMA: federated matched averaging; one layer per round is matched, averaged and frozen, the layers above retrain.
 
-    round of layer l   clients train layers l, l + 1, ... , while those below are frozen
-                       units of layer l, as vectors (weights in, bias), are matched; the server's layer has A_i / P_i
-                       every client's layer l + 1 gets its inputs in the order of the server's units, zeros where it
-                       has none
-    last hidden layer  also the output: the clients' mean, the row of each class weighted by the shares f_jk of it
-    next cycle         every client starts from the server's units that its own were matched to
+    A_i <- mu_0 / sigma_0 + sum_n v_n / sigma     v_n: weights in and bias of the clients' units that are matched to i
+    P_i <- 1 / sigma_0 + n_i / sigma              n_i: how many they are
+    w_i <- A_i / P_i                              the unit i of the server's layer l
+
+In the round of layer l, clients train the layers l, l + 1, ... while those below are frozen; then the units of layer l
+are matched, and every client's layer l + 1 gets its inputs in the order of the server's units, zeros where it has none.
+With the last hidden layer comes the output: the clients' mean, the row of each class weighted by their shares of it. In
+the next cycle every client starts from the server's units that its own were matched to.
 
 A unit of a convolution is a filter. How units are matched is written in fl_lightning/matching.py, how networks grow
 without changing shapes in fl_lightning/wide.py. A cycle takes as many rounds as there are hidden layers; in between,
