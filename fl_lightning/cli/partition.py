@@ -250,13 +250,18 @@ def _columns(one: Preview) -> dict[str, list[Any]]:
     }
 
 
+def _as_written(value: Any) -> Any:
+    """As the value of a setting is written down: tuples as lists."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _settings(one: Preview) -> str:
     """What the partitions have in common: dataset, kind, number of clients, and what is not as by default."""
     flat, defaults = one.config.flat(), fields_of(Split)
     named = {
         name: flat[f"data.{name}"]
         for name, item in defaults.items()
-        if name in ("partition", "clients") or flat[f"data.{name}"] != item.default
+        if name in ("partition", "clients") or flat[f"data.{name}"] != _as_written(item.default)
     }
     shown = {name: value for name, value in (named | {"seed": flat["seed"]}).items() if _key(name) not in one.varied}
     return ", ".join([f"{flat['data']}", *(f"{name} {value}" for name, value in shown.items())])
