@@ -50,7 +50,8 @@ def known(out):
     """The rounds that are saved."""
     config = configure(SETTINGS)
     problem = experiment.build(config)
-    saved = saved_rounds(config, out, initial(config.method, problem.task, len(problem.clients)), fresh=False)
+    start = initial(config.method, problem.task, len(problem.clients), problem.dataset)
+    saved = saved_rounds(config, out, start, fresh=False)
     return list(saved.history) if saved else []
 
 
