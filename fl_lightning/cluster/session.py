@@ -35,10 +35,21 @@ def session() -> Iterator[Path]:
     try:
         yield folder
     finally:
+        if started := tuple(_started_for(folder)):
+            enrol(*started)
         os.environ.pop(VARIABLE, None)
         end_processes(folder)  # usually none: Ray has shut down
         lock.release()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _started_for(folder: Path) -> Iterator[int]:
+    """Ray's servers in this folder, and their children: an interrupted start has not put them on the list."""
+    for number in processes.descendants(os.getpid()):
+        with suppress(OSError):  # it has just ended
+            if str(folder).encode() in Path(f"/proc/{number}/cmdline").read_bytes():
+                yield number
+                yield from processes.descendants(number)
 
 
 def enrol(*numbers: int) -> None:

@@ -144,10 +144,7 @@ def test_ctrl_c_while_ray_starts(out, study, drive):
         assert driver.wait() == 128 + number, driver.errors
         last = "fl-lightning: stopped; finished rounds are saved, the same command goes on"
         assert driver.errors.split("\n") == ["", last, ""]
-        left = driver.wait_until_gone(20)
-        if left and set(left.values()) <= {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}:
-            pytest.xfail("agents that Ray starts while it is being ended outlive it")
-        assert left == {}
+        assert driver.wait_until_gone(20) == {}
         assert not [name for name in os.listdir(driver.temporary) if name.startswith("fl-ray-")]
 
 
