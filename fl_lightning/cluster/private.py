@@ -34,6 +34,7 @@ def private() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        read_again()  # a program that starts a Ray of its own afterwards would be asked for a token that is gone
 
 
 def read_again() -> None:

@@ -6,6 +6,7 @@ import random
 import re
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -117,12 +118,38 @@ def test_every_server_of_a_local_sweep_listens_on_loopback_and_has_a_token(out, 
     assert driver.wait() == 0, driver.errors
 
 
-def test_a_wrong_token_is_named(out, study, drive, monkeypatch):
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+OWN_RAY_AFTERWARDS = """
+import ray
+from fl_lightning.cluster.connection import Resources, connected
+
+with connected(None, Resources()):
+    pass
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+print(ray.get(ray.remote(lambda: "answered").remote()))
+"""
+
+
+def test_a_program_may_start_its_own_ray_after_ours(monkeypatch, tmp_path):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    made = subprocess.run([sys.executable, "-c", OWN_RAY_AFTERWARDS], capture_output=True, text=True, cwd=tmp_path)
+    assert made.stdout.splitlines()[-1:] == ["answered"], made.stderr
+
+
+@pytest.fixture
+def token(monkeypatch):
+    """Every Ray that this process starts asks for a token, which is forgotten afterwards."""
     from fl_lightning.cluster.private import read_again
 
+    with monkeypatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+        read_again()
+        yield
     read_again()
+
+
+def test_a_wrong_token_is_named(out, study, drive, token):
     with cluster(1) as made:
         address = made.address
         driver = drive(study, "--address", address, RAY_AUTH_TOKEN="b" * 64)
