@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, cast, get_type_hints
 
 import torch
 import yaml
@@ -29,6 +29,7 @@ from fl_lightning.method import Method
 from fl_lightning.probes.settings import Probe
 from fl_lightning.task import Task
 from fl_lightning.training import Training
+from fl_lightning.type_words import in_words
 from fl_lightning.uncertainty.settings import Uncertainty
 from fl_lightning.usual_names import unknown_setting
 
@@ -372,40 +373,7 @@ def _explain(message: str, schema: Mapping[str, Field]) -> str:
     given = re.search(r"(?:Got value|Given value): (.*)$", line)
     if key is None or given is None or key[1] not in schema:
         return line
-    return f"{key[1]} must be {_in_words(schema[key[1]].type)}, got {given[1]}"
-
-
-def _in_words(kind: Any) -> str:
-    """A type as one would say it.
-
-    >>> _in_words(float | None), _in_words(Literal["a", "b"]), _in_words(tuple[int, ...])
-    ('a number or null', 'one of a, b', 'a list, each a whole number')
-    """
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    if kind in words:
-        return words[kind]
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}" if len(get_args(kind)) > 1 else str(get_args(kind)[0])
-    if get_origin(kind) in (tuple, list):
-        return f"a list, each {_in_words(get_args(kind)[0])}"
-    return " or ".join(_in_words(option) for option in get_args(kind)) or str(kind)
-
-
-def type_name(kind: Any) -> str:
-    """A type as a placeholder in a help text.
-
-    >>> type_name(float), type_name(int | None), type_name(Literal["a", "b"])
-    ('NUMBER', 'INTEGER|null', '{a,b}')
-    """
-    names = {int: "INTEGER", float: "NUMBER", bool: "{true,false}", str: "NAME", type(None): "null"}
-    if kind in names:
-        return names[kind]
-    if get_origin(kind) is Literal:
-        options = get_args(kind)
-        return f"{{{','.join(map(str, options))}}}" if len(options) > 1 else str(options[0])
-    if get_origin(kind) in (tuple, list):
-        return f"[{type_name(get_args(kind)[0])},...]"
-    return "|".join(type_name(option) for option in get_args(kind)) or "VALUE"
+    return f"{key[1]} must be {in_words(schema[key[1]].type)}, got {given[1]}"
 
 
 def _one_line(message: str) -> str:

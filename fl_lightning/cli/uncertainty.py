@@ -9,6 +9,7 @@ from fl_lightning import config as configuration
 from fl_lightning.cli.flags import CommandParser
 from fl_lightning.config import Field
 from fl_lightning.system.text import render
+from fl_lightning.type_words import type_name
 
 SECTION = "uncertainty"
 COLUMNS = ("accuracy", "NLL", "Brier", "ECE", "adaptive_ECE", "classwise_ECE", "AURC")
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     for name, item in schema.items():
         default = item.default if isinstance(item.default, str) else json.dumps(item.default)
         text = f"{item.help} [{default}]".replace("%", "%%")
-        parser.add_argument(f"--{name}", metavar=configuration.type_name(item.type), help=text, default=None)
+        parser.add_argument(f"--{name}", metavar=type_name(item.type), help=text, default=None)
     options = parser.parse_args(list(arguments))
     given = {name: getattr(options, name) for name in schema if getattr(options, name) is not None}
     from fl_lightning.cli.progress import Progress

@@ -59,6 +59,7 @@ as far as all clients together have moved: in directions in which the precisions
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -339,7 +340,7 @@ class Fola(Method):
     def extra_passes(self) -> int:
         return self._form.extra_passes
 
-    @property
+    @cached_property  # `observe` asks for it in every step
     def _form(self) -> Form:
         """How curvature is measured, in the form that the user has chosen."""
         measuring = Measuring(
