@@ -124,6 +124,9 @@ def dry_run(study: "Study", how: "Options") -> None:
     from tune.packing import units
     from tune.sweep import fitting, local_slots, missing
 
+    each = 1 if how.workers == "auto" else how.workers
+    if how.address is None:
+        check_held(each, local_nodes(), how.resources)
     contests = len(study.cases) * len(environments(study))
     confirming = contests * (len(study.confirm.seeds) if study.confirm else 0)
     if study.search.algorithm == "optuna":
@@ -152,9 +155,6 @@ def dry_run(study: "Study", how: "Options") -> None:
     if not todo:
         return
     work = units(todo)
-    each = 1 if how.workers == "auto" else how.workers
-    if how.address is None:
-        check_held(each, local_nodes(), how.resources)
     room = max(1, local_slots(how.resources) // each)
     slots = min(how.max_concurrent or sys.maxsize, room, fitting(study.memory))
     print("measuring a small round of every kind of run ...", file=sys.stderr, flush=True)
