@@ -1,6 +1,7 @@
 """Tensors of one classification problem, kept in memory as they were stored (images as bytes)."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import ClassVar
@@ -31,6 +32,8 @@ class Dataset:
         owners: Who a training sample belongs to by nature (a writer, a hospital): numbers 0 .. n - 1, or None if the
             data name no clients.
         validation: Indices of the training samples that belong to nobody and serve only to choose settings, or None.
+        client_tests: Indices of those training samples of each client on which nobody trains, because they are the
+            client's own test set; None if clients have none.
     """
 
     train_x: Tensor
@@ -43,6 +46,7 @@ class Dataset:
     augment: str = "none"
     owners: Tensor | None = None
     validation: Tensor | None = None
+    client_tests: Sequence[Tensor] | None = None
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
