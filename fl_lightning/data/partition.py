@@ -255,8 +255,8 @@ def own_tests(labels: Tensor, clients: Shares, split: Split, seed: int) -> tuple
     numbers = np.minimum(np.floor(split.client_test * sizes + 0.5).astype(np.int64), np.maximum(sizes - 1, 0))
     require(
         bool(numbers.any()),
-        f"data.client_test {split.client_test:g} leaves no client a test sample, the largest has {sizes.max()} samples; "
-        "raise it, or lower data.clients",
+        f"data.client_test {split.client_test:g} leaves nobody a test sample: the largest client has {sizes.max()} "
+        "samples; raise it, or lower data.clients",
     )
     rng = numpy_generator(seed, "client test")
     places, owners = clients.places.numpy(), clients.owners().numpy()
