@@ -191,13 +191,13 @@ def parse(flags: Sequence[str]) -> RunConfig:
     return build({**_typed_defaults(*classes, **names), **_typed({key: schema[key] for key in given}, flags)})
 
 
-@functools.lru_cache(maxsize=1024)
-def _typed_defaults(*classes: type[Any], **names: str) -> dict[str, Any]:
-    """All settings of a run with these parts, as they are if none is given.
-
-    The parser takes half a millisecond per setting, given or not; so it sees those that are not given once.
-    """
+def _defaults(*classes: type[Any], **names: str) -> dict[str, Any]:
+    """All settings of a run with these parts, as they are if none is given."""
     return _typed(schema_of(names), []) | names
+
+
+# The parser takes half a millisecond per setting, given or not; so it sees those that are not given once.
+_typed_defaults = cast("Callable[..., dict[str, Any]]", functools.lru_cache(maxsize=1024)(_defaults))
 
 
 def _typed(schema: Mapping[str, Field], flags: Sequence[str]) -> dict[str, Any]:
