@@ -24,6 +24,7 @@ SLOW_HELPERS = {"tests.processes", "tests.servers", "tests.tune.clusters"}
 SLOW_FIXTURES = {"empty_store"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks which tests stay together
 def pytest_collection_modifyitems(items):
     """Mark tests as slow by what they use, beside those that say so themselves; `make quick` runs the others.
 

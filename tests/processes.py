@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,28 +25,47 @@ class Done(NamedTuple):
 
 
 def started(target: Callable[..., object], *arguments: object) -> multiprocessing.process.BaseProcess:
-    process = context.Process(target=target, args=arguments)
+    process = context.Process(target=target, args=arguments, daemon=True)  # nobody waits for it at the end
     process.start()
     return process
 
 
+class Begun:
+    """A process whose output is kept until it has ended."""
+
+    def __init__(self, main: Callable[[list[str]], int], *arguments: object, **environment: str) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        words, variables = [str(argument) for argument in arguments], {**os.environ, **environment}
+        self._process = started(_told, main, words, variables, self._folder.name)
+        self.pid = self._process.pid
+
+    def done(self, seconds: float | None = None) -> Done:
+        self._process.join(seconds)
+        assert self._process.exitcode is not None, "it does not end"
+        with self._folder as folder:
+            return Done(self._process.exitcode, Path(folder, "out").read_text(), Path(folder, "err").read_text())
+
+
 def fl_lightning(*arguments: object, **environment: str) -> Done:
     """The program, as the shell would run it."""
-    return _done(_program, arguments, environment)
+    return Begun(program, *arguments, **environment).done()
 
 
 def contract_tests(*arguments: object, **environment: str) -> Done:
     """python -m fl_lightning.testing."""
-    return _done(_testing, arguments, environment)
+    return Begun(testing, *arguments, **environment).done()
 
 
-def _done(main: Callable[[list[str]], int], arguments: tuple[object, ...], environment: Mapping[str, str]) -> Done:
-    with tempfile.TemporaryDirectory() as folder:
-        words, variables = [str(argument) for argument in arguments], {**os.environ, **environment}
-        process = started(_told, main, words, variables, folder)
-        process.join()
-        assert process.exitcode is not None
-        return Done(process.exitcode, Path(folder, "out").read_text(), Path(folder, "err").read_text())
+def program(words: list[str]) -> int:
+    from fl_lightning.__main__ import main
+
+    return main(words)
+
+
+def testing(words: list[str]) -> int:
+    from fl_lightning.testing.__main__ import main
+
+    return main(words)
 
 
 def _told(main: Callable[[list[str]], int], words: list[str], variables: dict[str, str], folder: str) -> None:
@@ -56,15 +75,3 @@ def _told(main: Callable[[list[str]], int], words: list[str], variables: dict[st
         file = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT)
         os.dup2(file, number)
     sys.exit(main(words))
-
-
-def _program(words: list[str]) -> int:
-    from fl_lightning.__main__ import main
-
-    return main(words)
-
-
-def _testing(words: list[str]) -> int:
-    from fl_lightning.testing.__main__ import main
-
-    return main(words)

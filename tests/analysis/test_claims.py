@@ -145,6 +145,7 @@ def test_distances_of_opposite_sign_do_not_cancel():
     assert alike("{gap} apart", apart) == ("5.0 points apart", False, 3)
 
 
+@pytest.mark.slow
 def test_more_settings_alone_are_no_lead():
     """50 settings against 10 of the same worth: the best of all leads in four of five draws, at equal budgets in
     about half of them."""

@@ -29,13 +29,12 @@ AT_REST = {
 
 
 def marks(check):
-    """Many runs of the same lines: those of engines are counted in tests/test_engines.py, and here in one comparison.
+    """Engines are compared many times, on the same lines: these are counted, and run by `make quick`, in one of them.
 
-    Counting takes half as long again before Python 3.12. Lightning's many small calls are not for `make quick`.
+    Counting takes half as long again before Python 3.12; the engines' own lines are counted in tests/test_engines.py.
     """
-    engines = check.name.startswith("engines agree: ")
-    counted = not engines or check.name == "engines agree: chunks of 3, plain"
-    return [*([] if counted else [pytest.mark.no_cover]), *([pytest.mark.slow] if "lightning" in check.name else [])]
+    again = check.name.startswith("engines agree: ") and check.name != "engines agree: chunks of 3, plain"
+    return [pytest.mark.no_cover, pytest.mark.slow] if again else []
 
 
 def promises():
