@@ -1,4 +1,6 @@
-"""Clients whose losses are quadratic: their posterior is known in closed form."""
+"""Clients whose losses are quadratic: their minima and posteriors are known in closed form."""
+
+from typing import NamedTuple
 
 import torch
 
@@ -9,13 +11,20 @@ SIZES = (5, 40, 12, 3)
 ORIGIN = {"w": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)}
 
 
-def cohort_of(members, sizes=SIZES, number=1):
-    """A cohort of clients whose losses are known in closed form: no task, no data."""
-    total = sum(sizes)
-    shares = tuple(sizes[n] / total for n in members)
-    weights = tuple(share / sum(shares) for share in shares)
-    server = Server(task=None, sizes=tuple(sizes), holdout=None, seed=0)
-    return Cohort(number, tuple(members), weights, shares, (1,) * len(members), len(sizes), Training(), server)
+def cohort_of(members, sizes=SIZES, number=1, uniform=False):
+    """A round of clients whose losses are known in closed form: no task, no data."""
+    amounts = [1 if uniform else sizes[n] for n in members]
+    population = len(sizes) if uniform else sum(sizes)
+    return Cohort(
+        round=number,
+        members=tuple(members),
+        weights=tuple(amount / sum(amounts) for amount in amounts),
+        shares=tuple(amount / population for amount in amounts),
+        epochs=(1,) * len(amounts),
+        num_clients=len(sizes),
+        training=Training(),
+        server=Server(task=None, sizes=tuple(sizes), holdout=None, seed=0),
+    )
 
 
 def quadratics(sizes=SIZES):
@@ -34,3 +43,46 @@ def exact_posterior(method, clients, sizes=SIZES):
 def distance(state, target):
     mean, precision = target
     return max(float((state.params["w"] - mean).abs().max()), float((state.precision["w"] / precision - 1).abs().max()))
+
+
+def quadratic_clients(number=3, size=4, seed=0):
+    """Curvatures near 1 and minima of some clients, in float64."""
+    stream = torch.Generator().manual_seed(seed)
+    curvatures, minima = [], []
+    for _ in range(number):
+        root = torch.randn(size, size, generator=stream, dtype=torch.float64) * 0.2
+        curvatures.append(torch.eye(size, dtype=torch.float64) + root @ root.T)
+        minima.append(torch.randn(size, generator=stream, dtype=torch.float64) * 2)
+    return curvatures, minima
+
+
+def solved(curvature, minimum, penalty):
+    """The minimum of 1/2 (theta - a)^T A (theta - a) + P(theta); P is a quadratic that is only evaluated."""
+    size = len(minimum)
+    slope = penalty.grad({"w": torch.zeros(size, dtype=torch.float64)})["w"]
+    pull = torch.stack([penalty.grad({"w": unit})["w"] - slope for unit in torch.eye(size, dtype=torch.float64)])
+    return torch.linalg.solve(curvature + pull, curvature @ minimum - slope)
+
+
+class Model(NamedTuple):
+    """What a client reports that has nothing to say but its model."""
+
+    params: dict[str, torch.Tensor]
+
+
+def run_exactly(method, curvatures, minima, rounds, sizes=None, cohorts=None, uniform=True, start=None):
+    """States of rounds in which every client finds the minimum of its objective."""
+    sizes = sizes or [10] * len(minima)
+    begin = torch.zeros_like(minima[0]) if start is None else start
+    state, states = method.init({"w": begin}, len(minima)), []
+    for number in range(1, rounds + 1):
+        members = cohorts[(number - 1) % len(cohorts)] if cohorts else range(len(minima))
+        cohort = cohort_of(tuple(members), sizes, number, uniform)
+        context = method.broadcast(state, cohort)
+        reports = [
+            Model({"w": solved(curvatures[n], minima[n], method.penalty(context.of_member(place)))})
+            for place, n in enumerate(cohort.members)
+        ]
+        state = method.aggregate(state, cohort, reports)
+        states.append(state)
+    return states

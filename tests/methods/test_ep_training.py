@@ -49,10 +49,6 @@ def run_by_hand(case, cohorts, method):
     return history
 
 
-def cohorts_of(records):
-    return [dict(zip(r.cohort.members, r.cohort.epochs, strict=True)) for r in records]
-
-
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize(
     "changes", [{}, {"fraction": 0.5, "rounds": 5}, {"straggler_fraction": 0.5, "epochs": 4}], ids=str
@@ -61,7 +57,7 @@ def test_matches_brute_force_on_every_engine(engine, changes):
     case = ragged().changed(**changes)
     for method in (EP(prior=0.2, curvature="end"), EP(prior=1.0, damping=0.5, floor=0.3)):
         records = case.run(method, engine)
-        history = run_by_hand(case, cohorts_of(records), method)
+        history = run_by_hand(case, references.cohorts(records), method)
         for record, (mean, precision) in zip(records, history, strict=True):
             assert largest_difference(record.after.state.params, mean) < 1e-11
             assert largest_difference(record.after.state.precision, precision) < 1e-11
