@@ -14,6 +14,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import ClientData
 from fl_lightning.errors import UserError
 from fl_lightning.task import Task
+from tests.layer_references import seeds
 from tests.test_per_sample import KNOWN, UNKNOWN, X, Y, task_of
 
 CLASSES = 3
@@ -22,12 +23,6 @@ CLASSES = 3
 def client(x=X, y=Y):
     dataset = Dataset(x, y, x[:1], y[:1], CLASSES)
     return ClientData(0, dataset, torch.arange(len(y)), torch.float64)
-
-
-def seeds(p, label, kind):
-    """Slopes of the log-likelihood at the logits, as (weight, vector)."""
-    unit = torch.eye(len(p), dtype=p.dtype)
-    return [(float(p[k]), unit[k] - p) for k in range(len(p))] if kind == "exact" else [(1.0, unit[label] - p)]
 
 
 def padded(layer, image):
