@@ -206,23 +206,33 @@ def _measuring(
     ridge.check(config.probe, config.federation, sizes_of(problem.clients))
 
     problem = problem._replace(task=task_of(config.method, problem.task))
-    final_round.check(config, _situation(problem, problem.task.initial, ()))
+    if config.uncertainty.final_round:
+        final_round.check(config, _situation(config, problem, _blank(config, problem), ()))
 
     def measured(record: RoundRecord) -> Measurement:
         if record.round in config.probe.ridge_rounds:
             ridge.write(folder, ridge.measure(config.method, problem.task, problem.dataset, record))
         found = measure(config.method, problem.task, problem.dataset, record, posterior)
         if config.uncertainty.final_round and record.round == config.federation.rounds:
-            weights = Weights(record.after.state.params, record.after.buffers)
             members = _members(config, record) if "ensemble" in config.uncertainty.predictive else ()
-            found.metrics.update(final_round.conclude(config, _situation(problem, weights, members), folder, pictures))
+            now = _situation(config, problem, record.after, members)
+            found.metrics.update(final_round.conclude(config, now, folder, pictures))
         return found
 
     return measured
 
 
-def _situation(problem: Problem, weights: Weights, members: Sequence[Member]) -> Situation:
-    return Situation(problem.task, problem.dataset, problem.clients, problem.holdout, weights, members)
+def _blank(config: RunConfig, problem: Problem) -> Snapshot:
+    """The server before anything is prepared."""
+    return initial(config.method, problem.task, len(problem.clients), problem.dataset)
+
+
+def _situation(config: RunConfig, problem: Problem, now: Snapshot, members: Sequence[Member]) -> Situation:
+    own = None
+    if config.uncertainty.source != "final_round":
+        own = final_round.kept_by_method(config, now, problem.clients)
+    weights = Weights(now.state.params, now.buffers)
+    return Situation(problem.task, problem.dataset, problem.clients, problem.holdout, weights, members, own)
 
 
 def _members(config: RunConfig, record: RoundRecord) -> list[Member]:
