@@ -7,9 +7,10 @@ import yaml
 
 from fl_lightning import discovery
 from fl_lightning.errors import UserError
+from fl_lightning.stopping import Stop
 from tune import study_file
 from tune.grid import cells
-from tune.study import Given, Range, Search, Stop
+from tune.study import Given, Range, Search
 from tune.study_file import load
 
 SMALL = {
