@@ -52,7 +52,15 @@ def conditions(table: pd.DataFrame, declared: Sequence[str] = ()) -> list[str]:
     known = _keys(table)
     further = [key for key in (*declared, *table.attrs.get("conditions", ())) if key in table]
     further = [key for key in further if table[key].nunique(dropna=False) > 1]
-    return list(dict.fromkeys([*filter(known.is_condition, varied(table, CONDITIONS)), *further]))
+    found = list(dict.fromkeys([*filter(known.is_condition, varied(table, CONDITIONS)), *further]))
+    # What the study sets according to the others says nothing new, unless somebody has set it otherwise.
+    leading = [key for key in found if key in further or not known.follows(key)]
+    return [key for key in found if key in leading or not _follow(table, leading, key)]
+
+
+def _follow(table: pd.DataFrame, leading: Sequence[str], key: str) -> bool:
+    """Whether some settings decide another one."""
+    return bool(leading) and bool((table.groupby(list(leading), dropna=False)[key].nunique(dropna=False) == 1).all())
 
 
 def tuned(table: pd.DataFrame, declared: Sequence[str] = ()) -> list[str]:
@@ -61,13 +69,19 @@ def tuned(table: pd.DataFrame, declared: Sequence[str] = ()) -> list[str]:
     cases = table.groupby("case", sort=False)
     named = [str(key) for key in table if str(key) in _keys(table).tuned and table[key].nunique(dropna=False) > 1]
     candidates = dict.fromkeys([*varied(table, (*TUNED, *CONDITIONS)), *named])
+    known = _keys(table)
+    given = [key for key in candidates if known.follows(key) and _follow(table, fixed, key)]
     # What differs between cases but not within one of them belongs to the case.
-    return [key for key in candidates if key not in fixed and (cases[key].nunique(dropna=False) > 1).any()]
+    return [
+        key
+        for key in candidates
+        if key not in fixed and key not in given and (cases[key].nunique(dropna=False) > 1).any()
+    ]
 
 
 def _keys(table: pd.DataFrame) -> best.Keys:
     """What the study of these runs says about settings; nothing without one."""
-    return best.Keys(*(frozenset(table.attrs.get(name, ())) for name in ("conditions", "tuned", "cases")))
+    return best.Keys(*(frozenset(table.attrs.get(name, ())) for name in ("conditions", "tuned", "cases", "given")))
 
 
 def setting_numbers(table: pd.DataFrame) -> "pd.Series[int]":

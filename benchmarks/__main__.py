@@ -20,6 +20,7 @@ from benchmarks.population import measure_population
 from benchmarks.speed import measure_speed
 from benchmarks.sweeps import measure_sweeps
 from benchmarks.table import Row, show
+from benchmarks.uncertainty import measure_uncertainty
 from benchmarks.workers import measure_workers
 
 PARTS = (
@@ -28,6 +29,7 @@ PARTS = (
     "3",
     "forms",
     "evaluation",
+    "uncertainty",
     "augmentation",
     "memory",
     "mapping",
@@ -56,6 +58,7 @@ def main() -> None:
         "3": lambda: speed_of(works.tiny_fits(options.scale)),
         "forms": lambda: measure_forms(works.mnist_mlp(options.scale)),
         "evaluation": lambda: measure_evaluation(works.mnist_mlp(options.scale)),
+        "uncertainty": lambda: measure_uncertainty(works.mnist_mlp(options.scale)),
         "augmentation": measure_augmentation,
         "memory": measure_memory,
         "mapping": measure_mapping,

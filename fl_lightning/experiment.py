@@ -245,20 +245,25 @@ def _concluding(
 ) -> Callable[[RoundRecord], dict[str, float]]:
     """What is measured of the last round alone: the posterior, where asked for; refuses what cannot be."""
     problem = problem._replace(task=task_of(config.method, problem.task))
-    final_round.check(config, _situation(problem, problem.task.initial, ()))
+    if config.uncertainty.final_round:
+        blank = initial(config.method, problem.task, len(problem.clients), problem.dataset)
+        final_round.check(config, _situation(config, problem, blank, ()))
 
     def concluded(record: RoundRecord) -> dict[str, float]:
         if not config.uncertainty.final_round:
             return {}
-        weights = Weights(record.after.state.params, record.after.buffers)
         members = _members(config, record) if "ensemble" in config.uncertainty.predictive else ()
-        return final_round.conclude(config, _situation(problem, weights, members), folder, pictures)
+        return final_round.conclude(config, _situation(config, problem, record.after, members), folder, pictures)
 
     return concluded
 
 
-def _situation(problem: Problem, weights: Weights, members: Sequence[Member]) -> Situation:
-    return Situation(problem.task, problem.dataset, problem.clients, problem.holdout, weights, members)
+def _situation(config: RunConfig, problem: Problem, now: Snapshot, members: Sequence[Member]) -> Situation:
+    own = None
+    if config.uncertainty.source != "final_round":
+        own = final_round.kept_by_method(config, now, problem.clients)
+    weights = Weights(now.state.params, now.buffers)
+    return Situation(problem.task, problem.dataset, problem.clients, problem.holdout, weights, members, own)
 
 
 def _members(config: RunConfig, record: RoundRecord) -> list[Member]:

@@ -70,11 +70,17 @@ class Keys(NamedTuple):
         environments: Conditions: a contest of its own in every combination.
         tuned: What is tried for a case.
         cases: What makes a case.
+        given: What follows from the conditions.
     """
 
     environments: frozenset[str] = frozenset()
     tuned: frozenset[str] = frozenset()
     cases: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
+
+    def follows(self, key: str) -> bool:
+        """Whether the study sets it according to the conditions; so do options of a part that it sets, as `model`."""
+        return key in self.given or key.partition(".")[0] in self.given
 
     def is_condition(self, key: str) -> bool:
         """Whether runs that differ in this setting do not compete, as far as the study says something about it."""
@@ -92,6 +98,7 @@ def keys_of(content: Mapping[str, Any]) -> Keys:
         frozenset(content.get("environments") or ()),
         frozenset([*(content.get("space") or ()), *(key for case in cases for key in case.get("space") or ())]),
         frozenset(key for case in cases for key in case.get("settings") or ()),
+        frozenset(key for one in content.get("given") or () for key in one.get("settings") or ()),
     )
 
 

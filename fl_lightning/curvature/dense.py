@@ -11,6 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fl_lightning.curvature import e_full, full
+from fl_lightning.curvature.diagonal import mean_over_steps
 from fl_lightning.curvature.form import Form
 from fl_lightning.curvature.full import PathStep
 from fl_lightning.errors import require
@@ -90,6 +91,9 @@ class FullMatrix(Form):
 
     def scale(self, num_epochs: int) -> float:
         return 1 / num_epochs if self.measuring.mean_over_epochs and self.measuring.online else 1.0
+
+    def per_sample(self, training: Training, sizes: Sequence[int]) -> float:
+        return mean_over_steps(self.measuring, training, sizes)
 
     def trace(self, start: Params) -> tuple[Tensor, ...]:
         return ()

@@ -38,7 +38,7 @@ from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.quotient import Factor, change, clips
-from fl_lightning.method import Cohort, Context, Local, Method, Server
+from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server
 from fl_lightning.params import Params, cast_like, weighted_sum, zip_map
 from fl_lightning.penalty import Quadratic
 from fl_lightning.rules.ivon import Ivon, require_own_momentum, require_settings
@@ -144,6 +144,9 @@ class BayesADMM(Method):
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         return [Diagonal(*report) for report in reports]
+
+    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior:
+        return OwnPosterior(Diagonal(state.params, state.precision), prior=self.prior)
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

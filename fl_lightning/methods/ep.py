@@ -47,7 +47,7 @@ from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.quotient import Factor, change, clips
-from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
+from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server, Step
 from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zeros, zip_map
 from fl_lightning.penalty import Quadratic, overshoot_advice
 from fl_lightning.rules.implicit import ImplicitPenalty
@@ -213,6 +213,9 @@ class EP(Method):
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         return [Diagonal(*report) for report in reports]
+
+    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior:
+        return OwnPosterior(Diagonal(state.params, state.precision), prior=self.prior)
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
