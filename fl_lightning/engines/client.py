@@ -4,7 +4,7 @@ A module with the method's prior loss, an optimiser that follows the method's ru
 the method, and a loader that follows the plan.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytorch_lightning as pl
@@ -19,8 +19,10 @@ from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, zip_map
 from fl_lightning.penalty import prior_loss
 from fl_lightning.rules.rule import Rule, Slopes
-from fl_lightning.rules.sgd import Sgd, moving, with_zeros
+from fl_lightning.rules.sgd import moving, with_zeros
+from fl_lightning.rules.usual import is_usual
 from fl_lightning.task import Task, Weights
+from fl_lightning.training import Training
 
 
 class Client(pl.LightningModule):
@@ -34,8 +36,13 @@ class Client(pl.LightningModule):
         self.pull: Params = {}  # the penalty's gradient at the present step
         self.frozen = hooks.frozen(context)
         self._params: Params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        rule = hooks.rule(plan.training, context)
-        self.training_by = None if isinstance(rule, Sgd) else RuleTraining(rule, self._params, self.frozen, plan)
+
+        def rule_of(step: int) -> Rule:
+            return hooks.rule(plan.training.at(step, plan.num_steps), context)
+
+        self.training_by = None
+        if not is_usual(hooks.rule(plan.training, context)):
+            self.training_by = RuleTraining(rule_of, self._params, self.frozen, plan)
         self.losses: list[Tensor] = []
         self.shares: list[float] = []
 
@@ -75,30 +82,41 @@ class Client(pl.LightningModule):
                 parameter.grad = torch.zeros_like(parameter)
 
     @override
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        training = self.plan.training
+    def configure_optimizers(self) -> Any:
+        training, plan = self.plan.training, self.plan
         if self.training_by is not None:
             return RuleOptimiser(self)
-        return torch.optim.SGD(
-            moving(self.params(), self.frozen).values(),
-            lr=training.lr,
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-        )
+        optimiser = torch_optimiser(training, moving(self.params(), self.frozen).values())
+        if training.is_steady:
+            return optimiser
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: training.factor(step, plan.num_steps))
+        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def torch_optimiser(training: Training, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """The optimiser that the settings name, as torch has it."""
+    lr, decay = training.lr, training.weight_decay
+    if training.is_sgd:
+        return torch.optim.SGD(params, lr=lr, momentum=training.momentum, weight_decay=decay)
+    cls = torch.optim.Adam if training.optimiser == "adam" else torch.optim.AdamW
+    return cls(params, lr=lr, betas=(training.beta1, training.beta2), eps=training.eps, weight_decay=decay)
 
 
 class RuleTraining:
     """A method's own rule at work on a model, whose parameters are the rule's point while a batch is looked at."""
 
-    def __init__(self, rule: Rule, params: Params, frozen: frozenset[str], plan: Plan) -> None:
-        self.rule, self.params, self.frozen, self.plan = rule, params, frozen, plan
+    def __init__(self, rule_of: Callable[[int], Rule], params: Params, frozen: frozenset[str], plan: Plan) -> None:
+        self.rule_of, self.params, self.frozen, self.plan = rule_of, params, frozen, plan
+        self.rule = rule_of(0)
         self.theta = zip_map(lambda p: p.detach().clone(), params)
-        self.state = rule.init(moving(self.theta, frozen))
+        self.state = self.rule.init(moving(self.theta, frozen))
         self.noise: Params = {}
         self.number = 0
 
     def go_to_point(self) -> None:
         """Before a batch."""
+        if not self.plan.training.is_steady:
+            self.rule = self.rule_of(self.number)
         self.noise = self.plan.noise(self.number, self.theta) if self.rule.draws else {}
         self._show(self.rule.point(moving(self.theta, self.frozen), self.state, self.noise))
 

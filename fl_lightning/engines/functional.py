@@ -20,6 +20,7 @@ from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, row, zeros, zip_map
 from fl_lightning.rules.rule import Slopes
 from fl_lightning.rules.sgd import Sgd, is_plain, moving, with_zeros
+from fl_lightning.rules.usual import is_usual
 from fl_lightning.task import Task, Weights
 
 # On a CPU, batching clients by vmap pays only for models this small, and only if the clients take similar numbers of
@@ -108,6 +109,8 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
             fraction = len(y) / size
             if not plain:
                 noise = plan.noise(index, params) if rule.draws else {}
+                if not training.is_steady:
+                    rule = hooks.rule(training.at(index, plan.num_steps), context)
                 torch._foreach_copy_(values, list(rule.point(moving(theta, frozen), state, noise).values()))
             squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
             loss = task.likelihood(model(x), y)
@@ -129,7 +132,7 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
                 trace = hooks.observe(trace, step)
     if not plain:
         torch._foreach_copy_(values, list(moving(theta, frozen).values()))
-    local = finished_client(task, plan, task.weights(), trace, () if isinstance(rule, Sgd) else state)
+    local = finished_client(task, plan, task.weights(), trace, () if is_usual(rule) else state)
     return Fit(local, mean_loss(losses, shares, plan.num_epochs))
 
 
@@ -172,11 +175,13 @@ def train_many(
         mask: Tensor,
         size: Tensor,
         length: Tensor,
+        rate: Tensor,
         index: int,
     ) -> Any:
         params, stats, memory, trace = state
         mine = seen_by(own)
-        rule, penalty = hooks.rule(training, mine), hooks.penalty(mine)
+        now = training if training.is_steady else training.at_rate(rate)
+        rule, penalty = hooks.rule(now, mine), hooks.penalty(mine)
         point = {**params, **rule.point(moving(params, frozen), memory, noise)}
 
         def loss_of(params: Params) -> tuple[Tensor, Params]:
@@ -205,7 +210,7 @@ def train_many(
     state = (start, expand(buffers), _stacked(start_rule, own, number), _stacked(start_trace, own, number))
     losses = torch.zeros(number, dtype=torch.float64, device=device)
     own_dims = pytree.tree_map(lambda _: 0, own)
-    step = vmap(advance, in_dims=(0, own_dims, 0, 0, 0, 0, 0, 0, None), randomness="different")
+    step = vmap(advance, in_dims=(0, own_dims, 0, 0, 0, 0, 0, 0, 0, None), randomness="different")
     data = plans[0].data
     with streams.global_noise(plans[0].seed, "noise", plans[0].round, data.client):
         for index, places in enumerate(schedule):
@@ -216,13 +221,19 @@ def train_many(
             x, y = data.fetch(places.clamp(min=0).reshape(-1), chosen)
             x, y = x.view(number, width, *x.shape[1:]), y.view(number, width)
             noise = _stacked_noise(plans, index, first.start) if rule.draws else {}
-            state, loss = step(state, own, noise, x, y, mask, sizes, lengths, index)
+            rates = torch.tensor([_rate(plan, index) for plan in plans], dtype=task.dtype, device=device)
+            state, loss = step(state, own, noise, x, y, mask, sizes, lengths, rates, index)
             losses += loss.detach().double() * (mask.sum(1) / sizes)
     for position, plan in enumerate(plans):
         params, stats, memory, trace = row(state, position)
-        remembered = () if isinstance(rule, Sgd) else memory
+        remembered = () if is_usual(rule) else memory
         local = finished_client(task, plan, Weights(params, stats), trace, remembered)
         yield Fit(local, float(losses[position]) / plan.num_epochs)
+
+
+def _rate(plan: Plan, index: int) -> float:
+    """The learning rate of a step; of a client that has finished, none."""
+    return plan.training.at(index, plan.num_steps).lr if index < plan.num_steps else 0.0
 
 
 def _stacked(start: Callable[[Any], Any], own: Any, number: int) -> Any:
