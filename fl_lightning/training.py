@@ -2,13 +2,15 @@
 
 import copy
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from fl_lightning.errors import require
 
-# Settings that only the adaptive optimisers have.
+# Settings that only the adaptive optimisers have, and those of all optimisers but a module's own.
 ADAPTIVE = ("beta1", "beta2", "eps")
+OURS = ("lr", "momentum", "weight_decay", "lr_decay", "lr_rounds", "schedule", "warmup")
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Training:
         lr_decay: Factor on the learning rate after every round; 1 keeps it constant.
         lr_rounds: Rounds over which the learning rate falls along half a cosine, further ones staying where the last of
             them is; null keeps it constant.
-        optimiser: Of the clients: sgd, adam, or adamw, whose weight decay is apart from its step; auto is sgd.
+        optimiser: Of the clients: sgd, adam, adamw (whose weight decay is apart from its step), or own, that of a
+            LightningModule; auto is own where the model brings one, else sgd.
         beta1: How much of the earlier gradients adam and adamw keep.
         beta2: How much of the earlier squared gradients adam and adamw keep.
         eps: Added to the root of the squares by adam and adamw.
@@ -44,7 +47,7 @@ class Training:
     clip_norm: float | None = None
     lr_decay: float = 1.0
     lr_rounds: int | None = None
-    optimiser: Literal["auto", "sgd", "adam", "adamw"] = "auto"
+    optimiser: Literal["auto", "sgd", "adam", "adamw", "own"] = "auto"
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -83,9 +86,15 @@ class Training:
             0 <= self.warmup < math.inf and (self.warmup < 1 or self.warmup == int(self.warmup)),
             f"training.warmup must be a share of the steps below 1, or a whole number of steps, got {self.warmup}",
         )
+        self._require_defaults(() if self.optimiser in ("adam", "adamw") else ADAPTIVE, "adam or adamw")
+        self._require_defaults(("momentum",) if self.optimiser in ("adam", "adamw") else (), "sgd")
+        self._require_defaults(OURS if self.optimiser == "own" else (), "sgd, adam or adamw")
+
+    def _require_defaults(self, names: Iterable[str], others: str) -> None:
+        """Refuse settings that the optimiser does not have."""
         defaults = {field.name: field.default for field in fields(self)}
-        for name in ADAPTIVE if self.is_sgd else ("momentum",):
-            value, others = getattr(self, name), "adam or adamw" if self.is_sgd else "sgd"
+        for name in names:
+            value = getattr(self, name)
             require(
                 value == defaults[name],
                 f"training.{name} {value} is for --training.optimiser {others}, got {self.optimiser}; leave one out",

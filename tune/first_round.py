@@ -183,7 +183,7 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
     method, task, federation = config.method, problem.task, config.federation
     if federation.rounds > 1 or federation.straggler_fraction > 0 or task.initial.buffers:
         return None
-    if not config.training.is_steady:  # the first steps of a longer training have other learning rates
+    if not config.training.is_steady or task.step is not None:  # a longer training may begin otherwise
         return None
     if method.one_by_one or type(method).network is not Method.network:
         return None

@@ -88,6 +88,11 @@ class FedNova(Method):
             "fednova knows no normaliser for a proximal term inside momentum, expected one of the two, got method.mu "
             f"{self.mu} and training.momentum {training.momentum}; set --method.mu 0 or --training.momentum 0",
         )
+        require(
+            training.optimiser != "own",
+            "fednova does not know how a module's own optimiser adds up gradients, expected --training.optimiser sgd, "
+            "adam or adamw, got own; set one of them",
+        )
         if self.mu:
             why = f"fednova knows no normaliser for a proximal term, method.mu {self.mu}, inside an adaptive optimiser"
             require_sgd(training, why, "set --method.mu 0 or --training.optimiser sgd")

@@ -129,6 +129,8 @@ def measure(
         "prior_loss": [result.prior_loss for result in record.clients],
     }
     metrics |= chosen_by
+    for name, value in _own_metrics(task, server, dataset).items():
+        metrics[f"own_{name}" if name in metrics else name] = value
     if record.workers_idle is not None:
         metrics["workers_idle"] = record.workers_idle
     if distances:
@@ -148,6 +150,19 @@ def _distances(reference: Reference, server: Weights, record: RoundRecord) -> li
     if len(known) == len(record.clients):
         return [*reference.distances([server.params]), *known]
     return reference.distances([server.params, *(result.local.params for result in record.clients)])
+
+
+def _own_metrics(task: Task, server: Weights, dataset: Dataset) -> dict[str, float]:
+    """What the evaluation of a LightningModule logs of the server's model."""
+    if task.step is None:
+        return {}
+    places = torch.split(torch.arange(len(dataset.test_y), device=dataset.test_y.device), BLOCK)
+    batches = (
+        (dataset.inputs(dataset.test_x[i].to(task.device), task.dtype), dataset.test_y[i].to(task.device))
+        for i in places
+    )
+    with task.evaluating():
+        return task.step.metrics({**server.params, **server.buffers}, batches)
 
 
 def _validation(task: Task, server: Weights, dataset: Dataset) -> dict[str, float]:
