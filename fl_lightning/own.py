@@ -32,8 +32,9 @@ HOOKS = (
 
 def own_step(module: nn.Module) -> "OwnStep | None":
     """What a LightningModule does by itself; None of a plain network, or of one without a `training_step`."""
-    base = _lightning_base(type(module))
-    if base is None or type(module).training_step is base.training_step:
+    cls: Any = type(module)
+    base = _lightning_base(cls)
+    if base is None or cls.training_step is base.training_step:
         return None
     return OwnStep(module, base)
 
@@ -122,13 +123,18 @@ class OwnStep:
             else:
                 sums.setdefault(name, []).append((float(value), size))
 
+        counting: list[Any] = [
+            one for one in self.module.modules() if hasattr(one, "compute") and hasattr(one, "reset")
+        ]
+        for metric in counting:  # what training has left in it
+            metric.reset()
         with self.without_trainer(log):
             for position, (x, y) in enumerate(batches):
                 size = len(y)
                 functional_call(_Steps(self), named, (own[0], x, y, position))
         found = {name: sum(v * size for v, size in rows) / sum(size for _, size in rows) for name, rows in sums.items()}
         found |= {name: float(metric.compute()) for name, metric in objects.items()}
-        for metric in objects.values():
+        for metric in counting:
             metric.reset()
         return found
 

@@ -129,8 +129,8 @@ def measure(
         "prior_loss": [result.prior_loss for result in record.clients],
     }
     metrics |= chosen_by
-    for name, value in _own_metrics(task, server, dataset).items():
-        metrics[f"own_{name}" if name in metrics else name] = value
+    for name, number in _own_metrics(task, server, dataset).items():
+        metrics[f"own_{name}" if name in metrics else name] = number
     if record.workers_idle is not None:
         metrics["workers_idle"] = record.workers_idle
     if distances:
