@@ -265,6 +265,7 @@ def test_a_module_that_cannot_be_a_model(module, words):
         (Full, FedNova(), {}, "does not know how a module's own optimiser adds up gradients"),
         (Plain, FedAvg(), {"optimiser": "own"}, "that of a LightningModule with configure_optimizers, got Plain"),
         (Plain, FedSparse(), {}, "trains a network of its own"),
+        (Full, Fola(curvature_form="kron", strength=1), {}, "training_step of Full has another loss"),
         (Full, Fola(cavity=True), {}, "expected training.optimiser sgd, got own"),
     ],
 )

@@ -65,6 +65,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import variates
+from fl_lightning.batching import loss_is_likelihood
 from fl_lightning.curvature.e_full import EigenOrder
 from fl_lightning.curvature.fisher import FisherKind
 from fl_lightning.curvature.form import FirstLayer, Form, Measuring, Rest
@@ -211,6 +212,11 @@ class Fola(Method):
                 f"method.{field} {value} is for --method.curvature_form {owners}, got {self.curvature_form}; "
                 "leave one out",
             )
+        require(
+            self.curvature_form in ("diagonal", "inputs") or loss_is_likelihood(server.task, server.holdout),
+            f"method.curvature_form {self.curvature_form} is about the likelihood of the outputs, but the training_step "
+            f"of {type(server.task.model).__name__} has another loss; use --method.curvature_form diagonal",
+        )
         self._form.check(self.curvature_form, training, server)
         overshoot = training.lr * self.strength * self._form.certain_precision(server)
         require(
