@@ -215,7 +215,8 @@ class Fola(Method):
         require(
             self.curvature_form in ("diagonal", "inputs") or loss_is_likelihood(server.task, server.holdout),
             f"method.curvature_form {self.curvature_form} is about the likelihood of the outputs, but the "
-            f"training_step of {type(server.task.model).__name__} has another loss; use --method.curvature_form diagonal",
+            f"training_step of {type(server.task.model).__name__} has another loss; use "
+            "--method.curvature_form diagonal",
         )
         self._form.check(self.curvature_form, training, server)
         overshoot = training.lr * self.strength * self._form.certain_precision(server)
