@@ -1,6 +1,7 @@
 """Tensors of one classification problem, kept in memory as they were stored (images as bytes)."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import ClassVar
@@ -31,6 +32,9 @@ class Dataset:
         owners: Who a training sample belongs to by nature (a writer, a hospital): numbers 0 .. n - 1, or None if the
             data name no clients.
         validation: Indices of the training samples that belong to nobody and serve only to choose settings, or None.
+        client_tests: Indices of those training samples of each client on which nobody trains, because they are the
+            client's own test set; None if clients have none.
+        vocabulary: How many different tokens there may be, where inputs are tokens; None takes the largest one.
     """
 
     train_x: Tensor
@@ -43,6 +47,8 @@ class Dataset:
     augment: str = "none"
     owners: Tensor | None = None
     validation: Tensor | None = None
+    client_tests: Sequence[Tensor] | None = None
+    vocabulary: int | None = None
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
@@ -53,9 +59,9 @@ class Dataset:
             )
             _check_labels(part, x, y, self.num_classes)
             require(
-                x.dim() >= 2 and (x.dtype == torch.uint8 or x.is_floating_point()),
-                f"{part}_x must hold bytes or floating point numbers, at least one per sample in a dimension of their "
-                f"own, got {x.dtype} of shape {tuple(x.shape)}; use .float(), .to(torch.uint8) or [:, None]",
+                x.dim() >= 2 and (x.dtype in (torch.uint8, torch.long) or x.is_floating_point()),
+                f"{part}_x must hold bytes, floating point numbers or tokens, at least one per sample in a dimension "
+                f"of their own, got {x.dtype} of shape {tuple(x.shape)}; use .float(), .to(torch.uint8) or [:, None]",
             )
         require(
             self.train_x.shape[1:] == self.test_x.shape[1:] and self.train_x.dtype == self.test_x.dtype,
@@ -65,7 +71,7 @@ class Dataset:
         if self.train_x.is_floating_point():
             _check_finite("train_x", self.train_x)
             _check_finite("test_x", self.test_x)
-        else:
+        elif self.train_x.dtype == torch.uint8:
             self._check_scaling()
         check_augmentation(self.augment, self.shape, self.train_x.dtype)
         if self.owners is not None:
@@ -90,6 +96,8 @@ class Dataset:
 
     def inputs(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
         """A batch as the model takes it. Bytes are standardised here, batch by batch, on the device they lie on."""
+        if raw.dtype == torch.long:
+            return raw
         if raw.is_floating_point():
             return raw.to(dtype)
         if len(self.mean) == len(self.std) == 1:

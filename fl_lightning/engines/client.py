@@ -7,7 +7,7 @@ goes to the Trainer itself, with our part added for the time of a fit.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytorch_lightning as pl
@@ -22,7 +22,7 @@ from fl_lightning.errors import UserError
 from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.own import OwnStep
 from fl_lightning.params import Params, all_finite, zip_map
-from fl_lightning.penalty import prior_loss
+from fl_lightning.penalty import Apart, attached
 from fl_lightning.rules.rule import Rule, Slopes
 from fl_lightning.rules.sgd import moving, with_zeros
 from fl_lightning.rules.usual import is_usual
@@ -37,6 +37,8 @@ class ClientFit:
         self.task, self.plan = task, plan
         self.penalty = hooks.penalty(context)
         self.pull: Params = {}  # the penalty's gradient at the present step
+        self.gradient: Params | None = None  # that of the likelihood alone, if it is known
+        self._apart = Apart()
         self.frozen = hooks.frozen(context)
         self.params: Params = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
 
@@ -46,6 +48,8 @@ class ClientFit:
         self.training_by = None
         if not is_usual(hooks.rule(plan.training, context)):
             self.training_by = RuleTraining(rule_of, self.params, self.frozen, plan)
+        self.values = zip_map(torch.detach, self.params)  # the same storage
+        self._prior = self.penalty.along_path() if self.penalty is not None and self.training_by is None else None
         self.losses: list[Tensor] = []
         self.shares: list[float] = []
 
@@ -55,21 +59,40 @@ class ClientFit:
         self.shares.append(size / len(self.plan.data))
         if self.penalty is None:
             return loss
-        with torch.autocast(self.task.device.type, enabled=False):  # sums over parameters are never shortened
-            if self.training_by is not None:  # the rule takes the two gradients apart, the penalty's not at its point
+        with torch.autocast(self.task.device.type, enabled=False) if self.task.mixed else nullcontext():
+            if self._prior is not None:
+                value, self.pull = self._prior(self.values)
+                prior = attached(value, self.pull, self.params, self._apart)
+            else:  # the rule takes the two gradients apart, the penalty's not at its point
+                assert self.training_by is not None
                 prior, self.pull = self.penalty.value_and_grad(self.training_by.theta)
-            else:
-                prior, self.pull = prior_loss(self.penalty, self.params)
             return loss + prior
 
-    def complete_gradients(self) -> None:
-        """A parameter that the loss does not depend on has gradient zero: torch.optim would spare it the decay.
+    def backward(self, theirs: Callable[..., None], loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """The likelihood's gradient is kept for whoever observes; the penalty's, which is known already, is added.
 
-        So has a frozen one, which the optimiser does not know.
+        A parameter that the loss does not depend on has gradient zero: torch.optim would spare it the decay. So has a
+        frozen one, which the optimiser does not know.
         """
+        with self._apart.during():
+            theirs(loss, *args, **kwargs)
         for name, parameter in self.params.items():
             if parameter.grad is None or name in self.frozen:
                 parameter.grad = torch.zeros_like(parameter)
+        self.gradient = {name: p.grad for name, p in self.params.items() if p.grad is not None}
+        if self._apart.factor is not None:
+            self._add_pull(float(self._apart.factor), self.gradient)
+
+    def _add_pull(self, scale: float, gradient: Params) -> None:
+        """The penalty's gradient is added to that of the likelihood, in the memory of the former."""
+        free = moving(gradient, self.frozen)
+        pulls = [self.pull[name] for name in free]
+        if scale != 1:  # the loss was scaled for half precision, and gradients will be unscaled where they are
+            self.gradient = None
+            pulls = torch._foreach_mul(pulls, scale)
+        torch._foreach_add_(pulls, list(free.values()))
+        for name, total in zip(free, pulls, strict=True):
+            self.params[name].grad = total
 
     def optimiser(self) -> Any:
         """As Lightning's `configure_optimizers` returns it."""
@@ -98,7 +121,7 @@ class Client(pl.LightningModule):
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_current_fx_name":  # a string that Lightning writes down around every hook, dozens of times a step
+        if name == "_current_fx_name":  # which Lightning writes around every hook
             object.__setattr__(self, name, value)  # without looking whether it is a parameter, buffer or module
         else:
             super().__setattr__(name, value)
@@ -109,8 +132,8 @@ class Client(pl.LightningModule):
         return self.fit.with_prior(self.fit.task.batch_loss(x, y), len(y))
 
     @override
-    def on_after_backward(self) -> None:
-        self.fit.complete_gradients()
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.fit.backward(super().backward, loss, *args, **kwargs)
 
     @override
     def configure_optimizers(self) -> Any:
@@ -127,7 +150,7 @@ def carrier(fit: ClientFit) -> Iterator[pl.LightningModule]:
     module: Any = step.module
     ours = {
         "training_step": _with_prior(step, fit),
-        "on_after_backward": _followed(module.on_after_backward, fit.complete_gradients),
+        "backward": functools.partial(fit.backward, module.backward),
         "configure_optimizers": _own_optimisers(step, fit) if fit.plan.training.optimiser == "own" else fit.optimiser,
         "client": fit.plan.data.client,
         "round": fit.plan.round,
@@ -156,14 +179,6 @@ def _with_prior(step: OwnStep, fit: ClientFit) -> Callable[..., Any]:
         return {**output, "loss": loss} if isinstance(output, Mapping) else loss
 
     return training_step
-
-
-def _followed(theirs: Callable[[], None], ours: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
-        theirs()
-        ours()
-
-    return both
 
 
 def _own_optimisers(step: OwnStep, fit: ClientFit) -> Callable[[], Any]:
@@ -275,18 +290,19 @@ class Observer(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """The gradient of the likelihood alone: the total gradient less the penalty's, unscaled, before clipping."""
+        """The gradient of the likelihood alone, unscaled, before clipping."""
         if not self.hooks.observes:
             return
         fit = self.fit
-        total = {name: p.grad for name, p in fit.params.items() if p.grad is not None}
-        if fit.penalty is not None and fit.training_by is None:
-            free = moving(total, fit.frozen)
-            total = with_zeros(zip_map(torch.sub, free, fit.pull), total)
-        elif trainer.gradient_clip_val is not None:
-            total = zip_map(torch.clone, total)  # clipping scales the gradients in place
+        if fit.gradient is None:
+            total = {name: p.grad for name, p in fit.params.items() if p.grad is not None}
+            found = with_zeros(zip_map(torch.sub, moving(total, fit.frozen), fit.pull), total)
+        elif not fit.pull and (trainer.gradient_clip_val is not None or fit.task.step is not None):
+            found = zip_map(torch.clone, fit.gradient)  # clipping, or an optimiser, may write into the gradients
+        else:
+            found = fit.gradient
         # Lightning takes no step where a scaled loss has overflowed.
-        self.grad = total if fit.task.mixed != torch.float16 or all_finite(total) else None
+        self.grad = found if fit.task.mixed != torch.float16 or all_finite(found) else None
 
     @override
     def on_train_batch_end(
@@ -299,12 +315,11 @@ class Observer(pl.Callback):
     ) -> None:
         if self.hooks.observes and self.grad is not None:
             plan = self.fit.plan
-            params = zip_map(torch.detach, self.fit.params)
             fraction = len(batch[1]) / len(plan.data)
             epoch, position = divmod(self.num_steps, plan.steps_per_epoch)
             last = position == plan.steps_per_epoch - 1
             loss = self.fit.losses[-1]
-            step = Step(self.num_steps, params, self.grad, self.squares, fraction, epoch, last, loss)
+            step = Step(self.num_steps, self.fit.values, self.grad, self.squares, fraction, epoch, last, loss)
             self.trace = self.hooks.observe(self.trace, step)
         self.num_steps += 1
 

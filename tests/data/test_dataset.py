@@ -21,7 +21,7 @@ IMAGES = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
         ((X, Y, X, Y, 2), "labels 0 to 1, got 0 to 2"),
         ((X, Y - 1, X, Y, 3), "got -1 to 1"),
         ((X.numpy(), Y, X, Y, 3), "must be torch tensors, got ndarray"),
-        ((X.long(), Y, X, Y, 3), "train_x must hold bytes or floating point numbers"),
+        ((X.int(), Y, X, Y, 3), "train_x must hold bytes, floating point numbers or tokens"),
         ((X, Y, X[:, 0], Y, 3), r"test_x must hold .* got torch.float32 of shape \(4,\)"),
         ((X, Y, X[:, :1], Y, 3), r"inputs of one shape and type, got \(2,\) of torch.float32 and \(1,\)"),
         ((X, Y, X.double(), Y, 3), "and .* of torch.float64"),

@@ -66,7 +66,8 @@ def complete(arrays: Mapping[str, Any], test_share: float) -> dict[str, Array]:
 
 def dataset(arrays: Mapping[str, Array], augment: str = "none") -> Dataset:
     """The dataset of complete arrays; it shares their memory."""
-    tensors = {name: torch.from_numpy(arrays[name]) for name in TRAIN + TEST + ("owners",) if name in arrays}
+    names = [name for name in (*TRAIN, *TEST, "owners") if name in arrays]
+    tensors: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in names}
     num_classes = 1 + max(int(arrays[name].max(initial=0)) for name in ("train_y", "test_y"))
     present = np.unique(arrays["train_y"])
     if num_classes - len(present) > 0 and present.min(initial=0) >= 0:
