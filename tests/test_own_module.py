@@ -25,6 +25,11 @@ from fl_lightning.training import Training
 from tests.cases import equal_bits, final, largest_difference, network, ragged
 
 SIZES = (11, 4, 0, 9, 1)
+METHODS = {
+    "no penalty": FedAvg(),
+    "fisher of batches": Fola(strength=1),
+    "fisher of samples": Fola(strength=1, fisher="per_sample"),
+}
 ENGINES = {"loop": Functional(chunk=1), "vmap": Functional(chunk=4), "lightning": Lightning()}
 
 
@@ -103,7 +108,7 @@ def test_every_method_trains_it_as_the_network_inside(name, engine):
 
 
 @pytest.mark.parametrize("settings", [{}, {"clip_norm": 0.3, "straggler_fraction": 0.5, "epochs": 3}], ids=str)
-@pytest.mark.parametrize("method", [FedAvg(), Fola(fisher="per_sample", strength=1)], ids=["fedavg", "fola"])
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("module", [Full(), Full(interval="epoch"), OneCycle()], ids=["step", "epoch", "one cycle"])
 def test_engines_agree_on_its_own_optimiser(module, method, settings):
     case = own(module, **settings)

@@ -71,7 +71,8 @@ class Functional(Engine):
         )
         if task.step is None:
             return
-        few = ClientData(SERVER, dataset.to(task.device), torch.arange(2, device=task.device), task.dtype)
+        places = torch.arange(min(2, len(dataset.train_y)), device=task.device)
+        few = ClientData(SERVER, dataset.to(task.device), places, task.dtype)
         task.load(task.initial)
         with streams.undisturbed(), task.autocast():
             task.step.require_function(*few.fetch(few.indices))
@@ -116,7 +117,7 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
     pull = penalty.descent(training.lr) if penalty is not None and plain else None
     # What is trained; the workbench holds the rule's point.
     theta = params if plain or own else zip_map(torch.clone, params)
-    state = rule.init(moving(theta, frozen))
+    state = () if own else rule.init(moving(theta, frozen))
     trace = hooks.trace(context)
     observes, needs_squares, size = hooks.observes, hooks.needs_squares, len(data)
     per_epoch = plan.steps_per_epoch

@@ -44,7 +44,7 @@ class OwnOptimiser:
             ends: Whether it is the last one.
         """
         for parameter, grad in zip(params, grads, strict=True):
-            parameter.grad = grad
+            parameter.grad = grad.clone()  # clipping, or the optimiser, may write into it
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(params, self.clip_norm)
         self.optimiser.step()
