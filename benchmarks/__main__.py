@@ -17,6 +17,7 @@ from benchmarks.forms import measure_forms
 from benchmarks.mapping import measure_mapping
 from benchmarks.memory import measure_memory
 from benchmarks.population import measure_population
+from benchmarks.precision import measure_precision
 from benchmarks.speed import measure_speed
 from benchmarks.sweeps import measure_sweeps
 from benchmarks.table import Row, show
@@ -28,6 +29,7 @@ PARTS = (
     "2",
     "3",
     "forms",
+    "precision",
     "evaluation",
     "uncertainty",
     "augmentation",
@@ -57,6 +59,9 @@ def main() -> None:
         "2": lambda: speed_of(works.cifar_cnn(options.scale)),
         "3": lambda: speed_of(works.tiny_fits(options.scale)),
         "forms": lambda: measure_forms(works.mnist_mlp(options.scale)),
+        "precision": lambda: [
+            row for work in (works.mnist_mlp, works.cifar_cnn) for row in measure_precision(work(options.scale))
+        ],
         "evaluation": lambda: measure_evaluation(works.mnist_mlp(options.scale)),
         "uncertainty": lambda: measure_uncertainty(works.mnist_mlp(options.scale)),
         "augmentation": measure_augmentation,

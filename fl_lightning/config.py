@@ -47,16 +47,31 @@ class Compute:
 
     Attributes:
         device: auto takes a GPU if there is one; otherwise cpu, cuda, cuda:1 and so on.
-        precision: Floating point type of parameters and inputs.
+        precision: Floating point type of parameters and inputs; the mixed ones keep them in float32 and compute the
+            network in shorter numbers while it trains, 16-mixed on a GPU alone.
         threads: CPU threads of torch; more than 1 may change the last bits from machine to machine.
     """
 
     device: str = "auto"
-    precision: Literal["float32", "float64"] = "float32"
+    precision: Literal["float32", "float64", "bf16-mixed", "16-mixed"] = "float32"
     threads: int = 1
 
     def __post_init__(self) -> None:
         require(self.threads >= 1, f"compute.threads must be at least 1, got {self.threads}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of parameters, gradients, curvature and sums."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    @property
+    def mixed(self) -> torch.dtype | None:
+        """Of what the network computes while it trains, if that is another type."""
+        require(
+            self.precision != "16-mixed" or self.torch_device.type == "cuda",
+            "compute.precision 16-mixed is for a GPU, got compute.device cpu; use --compute.precision bf16-mixed",
+        )
+        return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.precision)
 
     @property
     def torch_device(self) -> torch.device:
@@ -85,8 +100,27 @@ class Model:
         """The task, with initial weights that depend on the seed alone."""
         cls = discovery.find("models", self.name)
         with streams.global_noise(seed, "weights"):  # drawn in float32 on the CPU: the same for every device
-            model = cls(dataset.shape, dataset.num_classes, **self.options)
-        return Task(model.to(compute.torch_device, getattr(torch, compute.precision)))
+            model = cls(**_sizes(cls, dataset), **self.options)
+        return Task.of(model.to(compute.torch_device, compute.dtype), mixed=compute.mixed)
+
+
+def _sizes(cls: type[Any], dataset: Dataset) -> dict[str, Any]:
+    """What the data say about a model: the arguments of its constructor without a default, by position.
+
+    Two of them are the shape of an input and the number of classes; a LightningModule that was written for one problem
+    has none.
+    """
+    asked = [
+        name
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.default is inspect.Parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    require(
+        len(asked) in (0, 2),
+        f"the model {cls.__name__} must take (shape, num_classes), or have defaults for all its arguments, got "
+        f"({', '.join(asked)}); give the others defaults, so that they become settings",
+    )
+    return dict(zip(asked, (dataset.shape, dataset.num_classes), strict=False))
 
 
 @dataclass(frozen=True)

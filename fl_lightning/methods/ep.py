@@ -53,9 +53,9 @@ from fl_lightning.penalty import Quadratic, overshoot_advice
 from fl_lightning.rules.implicit import ImplicitPenalty
 from fl_lightning.rules.ivon import require_own_momentum, require_settings
 from fl_lightning.rules.rule import Rule
-from fl_lightning.rules.sgd import Sgd
+from fl_lightning.rules.usual import usual
 from fl_lightning.task import Weights
-from fl_lightning.training import Training
+from fl_lightning.training import Training, require_samples_of_sgd, require_sgd
 
 
 class State(NamedTuple):
@@ -143,8 +143,13 @@ class EP(Method):
             f"method.burn_in must be less than training.epochs, which is {training.epochs}, got {self.burn_in}: no "
             "epoch is left to sample from; set --training.epochs higher or --method.burn_in lower",
         )
+        if self.inference == "samples":
+            require_samples_of_sgd("method.inference samples takes", training)
         if self.inference == "vi":
             require_own_momentum(training)
+        elif self.prior_step == "implicit":
+            why = "method.prior_step implicit ends a step of SGD"
+            require_sgd(training, why, "use --method.prior_step explicit, or set --training.optimiser sgd")
 
     def init(self, params: Params, num_clients: int) -> State:
         precision = zip_map(lambda p: torch.full_like(p, self.prior), params)
@@ -163,7 +168,7 @@ class EP(Method):
         if self.inference == "vi":
             decays = self.gradient_decay, self.curvature_decay
             return cavity.ivon(training, context, self.prior, self.curvature_start, decays)
-        return Sgd(training) if self.prior_step == "explicit" else ImplicitPenalty(training, self.penalty(context))
+        return usual(training) if self.prior_step == "explicit" else ImplicitPenalty(training, self.penalty(context))
 
     def trace(self, context: Context) -> Any:
         if self.inference == "samples":
@@ -230,9 +235,9 @@ class EP(Method):
         numbers = {
             **cavity.of_precision(after.precision),
             "cavity_clips": clipped,
-            "prior_stability": max(stability),
-            "stiffness": stability,
         }
+        if cohort.training.is_sgd:
+            numbers |= {"prior_stability": max(stability), "stiffness": stability}
         if isinstance(after.factors, ClientMemory):
             numbers["factors_negative"] = cavity.negatives([after.factors[n] for n in cohort.members])
         return numbers
