@@ -25,6 +25,7 @@ from fl_lightning.data.partition import Split
 from fl_lightning.engines.engine import Engine
 from fl_lightning.errors import UserError, require
 from fl_lightning.federation import Federation
+from fl_lightning.fitting import UNFIT, in_words, reason
 from fl_lightning.method import Method
 from fl_lightning.probes.settings import Probe
 from fl_lightning.task import Task
@@ -84,9 +85,42 @@ class Model:
     def build(self, dataset: Dataset, seed: int, compute: Compute) -> Task:
         """The task, with initial weights that depend on the seed alone."""
         cls = discovery.find("models", self.name)
-        with streams.global_noise(seed, "weights"):  # drawn in float32 on the CPU: the same for every device
-            model = cls(dataset.shape, dataset.num_classes, **self.options)
-        return Task(model.to(compute.torch_device, getattr(torch, compute.precision)))
+        told = _told(self.name, cls, dataset)
+        try:
+            with streams.global_noise(seed, "weights"):  # drawn in float32 on the CPU: the same for every device
+                model = cls(dataset.shape, dataset.num_classes, **told, **self.options)
+        except UNFIT as error:
+            raise UserError(
+                f"the model {self.name} cannot be made for {in_words(dataset)} and {dataset.num_classes} outputs "
+                f"({reason(error)}); use another --model, or correct it"
+            ) from error
+        return Task(model.to(compute.torch_device, getattr(torch, compute.precision)), dataset.likelihood)
+
+
+def _told(name: str, cls: type[Any], dataset: Dataset) -> dict[str, int]:
+    """What the data say to a model's constructor beside shape and classes: the vocabulary, if it asks for that.
+
+    Raises:
+        UserError: If the constructor does not take (shape, num_classes), or asks for tokens where there are none.
+    """
+    known = list(inspect.signature(cls).parameters.values())
+    first = [one for one in known if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)][:2]
+    enough = len(first) == 2 or any(one.kind is one.VAR_POSITIONAL for one in known)
+    required = [
+        one.name for one in known if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    odd = [key for key in required[2:] if key != "vocabulary"]
+    require(
+        enough and not odd,
+        f"the constructor of the model {name} must take (shape, num_classes) and a default for every setting of its "
+        f"own, got ({', '.join(one.name for one in known)}); {f'give {odd[0]} a default' if odd else 'add them'}",
+    )
+    if "vocabulary" not in required[2:]:
+        return {}
+    tokens = dataset.num_tokens
+    if tokens is None:
+        raise UserError(f"the model {name} reads tokens (whole numbers), got {in_words(dataset)}; use --model mlp")
+    return {"vocabulary": tokens}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_lightning import streams
+from fl_lightning.inputs import Inputs, arguments, shown
+from fl_lightning.likelihoods.classification import Classification
+from fl_lightning.likelihoods.likelihood import Likelihood
+from fl_lightning.likelihoods.plain import as_likelihood
 from fl_lightning.params import Params
 
 
@@ -21,27 +25,40 @@ class Weights(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A model on a test set: accuracy, and mean negative log-likelihood; Brier score and ECE, where asked for."""
+    """A model on a test set.
+
+    Attributes:
+        accuracy: The metric of the task: accuracy, R2, share of tokens that are right.
+        nll: Mean negative log-likelihood.
+        brier: Brier score, where asked for and where there are classes.
+        ece: Expected calibration error, the same.
+        others: Further metrics of the task by name, such as RMSE.
+    """
 
     accuracy: float
     nll: float
     brier: float | None = None
     ece: float | None = None
+    others: dict[str, float] | None = None
+
+
+CLASSIFICATION = Classification()
 
 
 class Task:
-    """A classification model with the cross-entropy likelihood.
+    """A model and what its outputs say of the targets: classification, unless another likelihood is given.
 
     The given module is a workbench: engines load weights into it. Its initial weights are kept as `initial`.
 
     Args:
-        model: Any module that maps a batch of inputs to logits.
-        likelihood: Negative log-likelihood of labels given logits, with a `reduction` argument as in torch.
+        model: Any module that maps a batch of inputs to outputs, such as logits.
+        likelihood: One of `fl_lightning.likelihoods`; or any function that gives the negative log-likelihood of labels
+            given logits, with a `reduction` argument as in torch: its curvature at the outputs is then not known.
     """
 
-    def __init__(self, model: nn.Module, likelihood: Callable[..., Tensor] = nn.functional.cross_entropy) -> None:
+    def __init__(self, model: nn.Module, likelihood: Likelihood | Callable[..., Tensor] = CLASSIFICATION) -> None:
         self.model = model
-        self.likelihood = likelihood
+        self.likelihood = as_likelihood(likelihood)
         self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
         self.initial = self.weights()
         self._networks: dict[Hashable, Task] = {}
@@ -95,16 +112,20 @@ class Task:
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(weights.buffers[name])
 
-    def logits(self, weights: Weights, x: Tensor) -> Tensor:
-        """The model's output; in the mode (training or evaluation) that the workbench is in."""
-        output: Tensor = functional_call(self.model, {**weights.params, **weights.buffers}, (x,))
+    def outputs(self, x: Inputs) -> Tensor:
+        """The output of the model on the workbench, as it stands there."""
+        return shown(self.model, x)
+
+    def logits(self, weights: Weights, x: Inputs) -> Tensor:
+        """The model's output with these weights; in the mode (training or evaluation) that the workbench is in."""
+        output: Tensor = functional_call(self.model, {**weights.params, **weights.buffers}, *arguments(x))
         return output
 
-    def loss(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, weights: Weights, x: Inputs, y: Tensor) -> Tensor:
         """Mean negative log-likelihood of a batch."""
         return self.likelihood(self.logits(weights, x), y)
 
-    def masked_loss(self, weights: Weights, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    def masked_loss(self, weights: Weights, x: Inputs, y: Tensor, mask: Tensor) -> Tensor:
         """Mean over the samples that the mask (1 or 0) keeps; padded batches need it."""
         losses = self.likelihood(self.logits(weights, x), y, reduction="none")
         return (losses * mask).sum() / mask.sum().clamp(min=1)

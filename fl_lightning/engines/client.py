@@ -53,7 +53,7 @@ class Client(pl.LightningModule):
     @override
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
-        loss = self.task.likelihood(self.model(x), y)
+        loss = self.task.likelihood(self.task.outputs(x), y)
         self.losses.append(loss.detach())
         self.shares.append(len(y) / len(self.plan.data))
         if self.penalty is None:

@@ -16,6 +16,7 @@ from fl_lightning.data.augment import Choices
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
 from fl_lightning.errors import require
+from fl_lightning.inputs import Inputs, each
 from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, row, zeros, zip_map
 from fl_lightning.rules.rule import Slopes
@@ -110,7 +111,7 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
                 noise = plan.noise(index, params) if rule.draws else {}
                 torch._foreach_copy_(values, list(rule.point(moving(theta, frozen), state, noise).values()))
             squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
-            loss = task.likelihood(model(x), y)
+            loss = task.likelihood(task.outputs(x), y)
             grads = torch.autograd.grad(loss, targets, materialize_grads=True)
             losses.append(loss.detach())
             shares.append(fraction)
@@ -147,6 +148,9 @@ def train_many(
     def expand(tree: Any) -> Any:
         return pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(number, *leaf.shape).clone(), tree)
 
+    def by_client(rows: Tensor) -> Tensor:
+        return rows.view(number, -1, *rows.shape[1:])
+
     own = (context.own, context.start if context.own_start else ())
 
     def seen_by(own: Any) -> Context:
@@ -167,7 +171,7 @@ def train_many(
         state: Any,
         own: Any,
         noise: Params,
-        x: Tensor,
+        x: Inputs,
         y: Tensor,
         mask: Tensor,
         size: Tensor,
@@ -214,7 +218,7 @@ def train_many(
             mask = (places >= 0).to(task.dtype)
             chosen = choices and Choices(*(leaf[index, :, :width].flatten(0, 1) for leaf in choices))
             x, y = data.fetch(places.clamp(min=0).reshape(-1), chosen)
-            x, y = x.view(number, width, *x.shape[1:]), y.view(number, width)
+            x, y = each(by_client, x), by_client(y)
             noise = _stacked_noise(plans, index, first.start) if rule.draws else {}
             state, loss = step(state, own, noise, x, y, mask, sizes, lengths, index)
             losses += loss.detach().double() * (mask.sum(1) / sizes)

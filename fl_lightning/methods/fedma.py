@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from fl_lightning import streams
 from fl_lightning.client_memory import ClientMemory
 from fl_lightning.errors import require
+from fl_lightning.likelihoods.likelihood import require_classes
 from fl_lightning.matching import Matching, Prior, Units, by_class, class_shares, counted, match
 from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, cast_like, count, weighted_sum, zip_map
@@ -119,6 +120,7 @@ class FedMa(Method):
         return widened(module, self.growth, convolutions=True, method="fedma")
 
     def check(self, training: Training, server: Server) -> None:
+        require_classes("fedma", server.task.likelihood)
         check_wide("fedma", server.task, server.holdout)
 
     def init(self, params: Params, num_clients: int) -> State:

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from fl_lightning import streams
 from fl_lightning.client_memory import ClientMemory
 from fl_lightning.errors import require
+from fl_lightning.likelihoods.likelihood import require_classes
 from fl_lightning.matching import Prior, Units, by_class, class_shares, counted, match
 from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, count, zip_map
@@ -120,6 +121,7 @@ class Pfnm(Method):
         return widened(module, self.growth, convolutions=False, method="pfnm")
 
     def check(self, training: Training, server: Server) -> None:
+        require_classes("pfnm", server.task.likelihood)
         check_wide("pfnm", server.task, server.holdout)
 
     def init(self, params: Params, num_clients: int) -> State:

@@ -1,8 +1,10 @@
 """What is measured after every round: GA, LA and their spread, calibration, losses, traffic, time.
 
 GA is the test accuracy of the aggregated model. LA = sum_n p_n (accuracy of client n's model on the global test set),
-after local training and before aggregation; with all clients taking part, p_n = pi_n. NLL, Brier and ECE say how far
-the aggregated model's probabilities can be trusted (`fl_lightning.uncertainty.metrics`). GA_validation is the accuracy
+after local training and before aggregation; with all clients taking part, p_n = pi_n. Of tasks other than
+classification, the metric of the likelihood stands for accuracy, such as R2, and others (RMSE, F1) go by their names.
+NLL, Brier and ECE say how far the aggregated model's probabilities can be trusted
+(`fl_lightning.uncertainty.metrics`); without classes there are no Brier and ECE. GA_validation is the accuracy
 of the aggregated model on training samples that belong to nobody (`data.validation`), if there are any. AE and LF are
 the distances from a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`.
 """
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
+from fl_lightning.inputs import Inputs, each, part, split
 from fl_lightning.method import Method, task_of
 from fl_lightning.probes.reference import Reference
 from fl_lightning.record import ClientResult, Measurement, RoundRecord
@@ -28,35 +31,43 @@ BLOCK = 1000
 
 
 def score(task: Task, models: Sequence[Weights], dataset: Dataset, calibrated: int = 0) -> list[Score]:
-    """Accuracy and NLL of several models on the test set; of the first `calibrated` ones, Brier score and ECE too."""
+    """Metric and NLL of several models on the test set; of the first `calibrated` ones, Brier score and ECE too."""
     return score_on(task, models, dataset, dataset.test_x, dataset.test_y, calibrated)
 
 
 def score_on(
-    task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Tensor, labels: Tensor, calibrated: int = 0
+    task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Inputs, labels: Tensor, calibrated: int = 0
 ) -> list[Score]:
     """The same on any data: every block of them is prepared once and shown to all models."""
-    inputs, labels = inputs.to(task.device), labels.to(task.device)
-    correct = torch.zeros(len(models), dtype=torch.float64, device=task.device)
-    nll = torch.zeros_like(correct)
+    inputs, labels = each(lambda x: x.to(task.device), inputs), labels.to(task.device)
+    likelihood = task.likelihood
+    tallies: list[Tensor | None] = [None] * len(models)
+    nll = torch.zeros(len(models), dtype=torch.float64, device=task.device)
     sums: dict[int, Calibration] = {}
     activity.say(f"measuring {len(models)} model{'s' * (len(models) > 1)}")
     with task.evaluating():
-        for raw, y in zip(torch.split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True):
-            x = dataset.inputs(raw, task.dtype)
+        for raw, stored in zip(split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True):
+            x, y = dataset.inputs(raw, task.dtype), dataset.targets(stored, task.dtype)
             for index, weights in enumerate(models):
                 logits = task.logits(weights, x)
-                correct[index] += (logits.argmax(1) == y).sum()
-                nll[index] += task.likelihood(logits, y, reduction="sum")
-                if index < calibrated:
-                    found = Calibration.of(logits, y)
-                    sums[index] = sums[index].plus(found) if index in sums else found
-    scores = [Score(float(c) / len(labels), float(n) / len(labels)) for c, n in zip(correct, nll, strict=True)]
+                found, before = likelihood.tally(logits, y), tallies[index]
+                tallies[index] = found if before is None else before + found
+                nll[index] += likelihood(logits, y, reduction="sum")
+                if index < calibrated and (classes := likelihood.as_classes(logits, y)) is not None:
+                    block = Calibration.of(*classes)
+                    sums[index] = sums[index].plus(block) if index in sums else block
+    scores = [_scored(task, tally, labels, float(n)) for tally, n in zip(tallies, nll, strict=True)]
     numbers = {index: found.metrics() for index, found in sums.items()}
     return [
         one._replace(brier=numbers[i]["Brier"], ece=numbers[i]["ECE"]) if i in numbers else one
         for i, one in enumerate(scores)
     ]
+
+
+def _scored(task: Task, tally: Tensor | None, labels: Tensor, nll: float) -> Score:
+    assert tally is not None, "nothing to measure on"
+    found = dict(task.likelihood.metrics(tally, labels))
+    return Score(found.pop(task.likelihood.metric), nll / len(labels), others=found or None)
 
 
 @dataclass(frozen=True)
@@ -107,9 +118,7 @@ def measure(
         "LA_median": middle,
         "LA_q75": third,
         "LA_max": high,
-        "NLL": scores[0].nll,
-        "Brier": scores[0].brier or 0.0,
-        "ECE": scores[0].ece or 0.0,
+        **_trust(scores[0]),
         "train_loss": _mean([result.train_loss for result in record.clients], weights),
         "prior_loss": _mean([result.prior_loss for result in record.clients], weights),
         "bytes_down": float(record.bytes_down),
@@ -124,7 +133,7 @@ def measure(
         "client": list(record.cohort.members),
         "samples": [len(result.local.data) for result in record.clients],
         "steps": [result.local.num_steps for result in record.clients],
-        "accuracy": [s.accuracy for s in scores[1:]],
+        task.likelihood.metric: [s.accuracy for s in scores[1:]],
         "train_loss": [result.train_loss for result in record.clients],
         "prior_loss": [result.prior_loss for result in record.clients],
     }
@@ -142,6 +151,12 @@ def measure(
     return Measurement(metrics, clients)
 
 
+def _trust(server: Score) -> dict[str, float]:
+    """What else is measured of the server's model."""
+    calibration = {} if server.brier is None or server.ece is None else {"Brier": server.brier, "ECE": server.ece}
+    return {"NLL": server.nll, **calibration, **(server.others or {})}
+
+
 def _distances(reference: Reference, server: Weights, record: RoundRecord) -> list[float]:
     """Of the server's model, then of the clients'; those that are known are not measured again."""
     known = [result.distance for result in record.clients if result.distance is not None]
@@ -154,8 +169,8 @@ def _validation(task: Task, server: Weights, dataset: Dataset) -> dict[str, floa
     """Of the server's model alone: nobody chooses by the clients'."""
     if dataset.validation is None:
         return {}
-    places = dataset.validation.to(dataset.train_x.device)
-    (found,) = score_on(task, [server], dataset, dataset.train_x[places], dataset.train_y[places])
+    places = dataset.validation.to(dataset.train_y.device)
+    (found,) = score_on(task, [server], dataset, part(dataset.train_x, places), dataset.train_y[places])
     return {"GA_validation": found.accuracy}
 
 
