@@ -28,7 +28,6 @@ from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.full import Full
 from fl_lightning.gaussian.inputs import Inputs
 from fl_lightning.gaussian.kron import Kron
-from fl_lightning.inputs import Inputs
 from fl_lightning.likelihoods.classification import Classification
 from fl_lightning.likelihoods.likelihood import require_curvature
 from fl_lightning.method import Local, Server
@@ -244,5 +243,6 @@ def _zeros(own: Params, size: int) -> Tensor:
     return next(iter(own.values())).new_zeros(size, size)
 
 
-def _example(server: Server) -> Inputs:
-    return server.holdout.fetch(torch.zeros(1, dtype=torch.long, device=server.holdout.indices.device))[0]
+def _example(server: Server) -> Tensor:
+    x: Tensor = server.holdout.fetch(torch.zeros(1, dtype=torch.long, device=server.holdout.indices.device))[0]
+    return x

@@ -36,6 +36,11 @@ class Plain(Classification):
     def knows_curvature(self) -> bool:
         return False
 
+    product = Likelihood.product
+    roots = Likelihood.roots
+    sampled = Likelihood.sampled
+    quadratic = Likelihood.quadratic
+
 
 def as_likelihood(given: "Likelihood | Callable[..., Tensor]") -> Likelihood:
     """The likelihood itself, that of torch's cross-entropy, or a wrapping of any other function."""

@@ -97,7 +97,7 @@ def test_every_class_and_owner_keeps_a_training_sample():
         ({**GOOD, "train_y": np.array(list("abc") * 10)}, "return_inverse"),
         ({**GOOD, "train_y": np.eye(4)[Y[:30]]}, "argmax"),
         ({**GOOD, "train_x": np.zeros((30, 2, 2), int)}, "save it as uint8"),
-        ({**GOOD, "train_x": X[:30].astype(int) - 9}, "train_x must hold tokens from 0 on"),
+        ({"train_x": X.astype(int) - 9, "train_y": Y}, "train_x must hold tokens from 0 on"),
         ({**GOOD, "train_x": X[:30].astype(complex)}, "save it as uint8"),
         ({**GOOD, "train_x": X[:30, 0]}, "samples as its first dimension"),
         ({**GOOD, "test_x": X[30:, :2]}, "inputs of one shape"),
