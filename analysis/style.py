@@ -29,7 +29,12 @@ from fl_lightning.runs.strokes import dress
 # Inches: one column of a two-column paper, and both.
 COLUMN, PAGE = 3.5, 7.16
 # What the axes of accuracies say, in percent.
-AXIS_NAMES = {"GA": "GA: server's model (%)", "LA": "LA: clients' models (%)"}
+AXIS_NAMES = {
+    "GA": "GA: server's model (%)",
+    "LA": "LA: clients' models (%)",
+    "PA_before": "PA before local training (%)",
+    "PA_after": "PA after local training (%)",
+}
 # Characters of a label that fit into a column.
 LEGEND_WIDTH = 62
 

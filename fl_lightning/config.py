@@ -27,7 +27,7 @@ from fl_lightning.errors import UserError, require
 from fl_lightning.federation import Federation
 from fl_lightning.fitting import UNFIT, in_words, reason
 from fl_lightning.method import Method
-from fl_lightning.probes.settings import Probe
+from fl_lightning.probes.settings import Evaluation, Probe
 from fl_lightning.task import Task
 from fl_lightning.training import Training
 from fl_lightning.uncertainty.settings import Uncertainty
@@ -138,6 +138,7 @@ class RunConfig:
     seed: int
     probe: Probe = field(default_factory=Probe)
     uncertainty: Uncertainty = field(default_factory=Uncertainty)
+    evaluation: Evaluation = field(default_factory=Evaluation)
 
     def flat(self) -> dict[str, Any]:
         """All settings by dotted key."""
@@ -149,7 +150,7 @@ class RunConfig:
                 flat |= {f"data.{name}": v for name, v in _field_values(self.split).items()}
                 flat["model"] = self.model.name
                 flat |= {f"model.{name}": v for name, v in self.model.options.items()}
-        for section in ("training", "federation", "compute", "probe", "uncertainty"):
+        for section in ("training", "federation", "compute", "evaluation", "probe", "uncertainty"):
             flat |= {f"{section}.{name}": v for name, v in _field_values(getattr(self, section)).items()}
         return flat | {"seed": self.seed}
 
@@ -243,6 +244,7 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         seed=values["seed"],
         probe=Probe(**section("probe", Probe)),
         uncertainty=Uncertainty(**section("uncertainty", Uncertainty)),
+        evaluation=Evaluation(**section("evaluation", Evaluation)),
     )
 
 
@@ -307,7 +309,7 @@ def schema_of(names: Mapping[str, str]) -> dict[str, Field]:
         if part == "data":
             schema |= {f"data.{name}": item for name, item in fields_of(Split).items()}
     sections: dict[str, type[Any]] = {"training": Training, "federation": Federation, "compute": Compute}
-    sections |= {"probe": Probe, "uncertainty": Uncertainty}
+    sections |= {"evaluation": Evaluation, "probe": Probe, "uncertainty": Uncertainty}
     for prefix, section in sections.items():
         schema |= {f"{prefix}.{name}": item for name, item in fields_of(section).items()}
     schema["seed"] = Field(int, 0, "Key of every random draw: weights, partition, cohorts, batches.")

@@ -32,7 +32,7 @@ def load_model(run: Result | Path | str, out: Path | str = "runs") -> nn.Module:
     Raises:
         UserError: If there is no such run, or it has kept no model, as most sweeps do.
     """
-    folder = folder_of_run(run, out)
+    folder = _folder(run, out)
     task = _problem(config_of(folder)).task
     task.load(model_file.read(folder, task))
     return task.model.eval()
@@ -50,7 +50,7 @@ def posterior_of(run: Result | Path | str, settings: Uncertainty | None = None, 
     Raises:
         UserError: If there is no such run, or it has kept no model.
     """
-    folder = folder_of_run(run, out)
+    folder = _folder(run, out)
     config = config_of(folder)
     problem = _problem(config)
     if settings is None and (folder / file.FILE).exists():
@@ -70,12 +70,12 @@ def measure_posterior(run: Result | Path | str, settings: Uncertainty, out: Path
     Returns:
         The run, with the new numbers among those of its last round.
     """
-    folder = folder_of_run(run, out)
+    folder = _folder(run, out)
     result = read_result(folder)
     if result is None:
         raise UserError(f"the run in {folder} has no result, only a model; measure it where it was computed")
     require(
-        result.status == "finished",
+        result.status == "finished" or bool(result.message and result.status == "stopped"),  # by a rule of its own
         f"the run in {folder} has {result.status} before its last round, so there is no final model to measure",
     )
     config = replace(config_of(folder), uncertainty=replace(settings, final_round=True))
@@ -95,6 +95,19 @@ def measure_posterior(run: Result | Path | str, settings: Uncertainty, out: Path
 def config_of(folder: Path) -> RunConfig:
     """The settings of a finished run."""
     return parse(read_yaml(str(folder / checkpoint.SETTINGS)))
+
+
+def _folder(run: Result | Path | str, out: Path | str) -> Path:
+    """Where a run is, if its model is still that of the round after which it ended."""
+    folder = folder_of_run(run, out)
+    if isinstance(run, Result) and run.status == "stopped" and (now := read_result(folder)) is not None:
+        rounds = len(now.history)
+        require(
+            rounds == len(run.history),
+            f"the run in {folder} has gone on to round {rounds}, and its model after round {len(run.history)} is gone; "
+            "compute it again with --fresh",
+        )
+    return folder
 
 
 def _problem(config: RunConfig) -> Problem:

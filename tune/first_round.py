@@ -25,7 +25,7 @@ from fl_lightning.federation import draw_cohort
 from fl_lightning.loop import Finish, Setup, beginning, close_round, plans_of, set_up
 from fl_lightning.method import Cohort, Context, Method, Step, with_round_lr
 from fl_lightning.params import Params, zip_map
-from fl_lightning.probes.accuracy import score
+from fl_lightning.probes.accuracy import score_local
 from fl_lightning.record import RoundRecord, Snapshot
 from fl_lightning.rules.rule import Rule
 from fl_lightning.rules.sgd import Sgd
@@ -272,9 +272,12 @@ def _record(
     context = candidate.context
     finished = Finish(method)((fit, context.of_member(position)) for position, fit in enumerate(own))
     record = close_round(method, cohort, candidate.before, context, plans, finished, 0.0, candidate.config.engine)
+    if not candidate.config.evaluation.local:
+        yield record
+        return
     if epochs not in scores:  # the clients' models are the same for every method
         models = [Weights(result.local.params, result.local.buffers) for result in record.clients]
-        scores[epochs] = score(problem.task, models, problem.dataset)
+        scores[epochs] = score_local(problem.task, models, problem.dataset, candidate.config.evaluation)
     clients = [result._replace(score=score) for result, score in zip(record.clients, scores[epochs], strict=True)]
     yield record._replace(clients=clients)
 

@@ -18,11 +18,12 @@ many samples every case gets in every environment, the same for all: `search: {a
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from fl_lightning.errors import require, unknown
+from fl_lightning.stopping import Stop
 from tune.best import ROUNDS
 from tune.identity import short_hash
 
@@ -93,49 +94,6 @@ class Search:
             self.scheduler == "none" or self.algorithm == "optuna",
             f"search.scheduler {self.scheduler} goes with search.algorithm optuna, got {self.algorithm}",
         )
-
-
-@dataclass(frozen=True)
-class Stop:
-    """When a run need not go on.
-
-    Attributes:
-        metric: What is watched.
-        at_least: Stop when it has reached this.
-        patience: Stop when it has not improved for this many rounds.
-    """
-
-    metric: str = "GA"
-    at_least: float = math.inf
-    patience: float = math.inf
-
-    def __post_init__(self) -> None:
-        require(isinstance(self.metric, str), f"stop.metric must be the name of a metric, got {self.metric!r}")
-        require(
-            not math.isnan(number(self.at_least)) and not isinstance(self.at_least, str),
-            f"stop.at_least must be a number, got {self.at_least!r}",
-        )
-        require(
-            whole(self.patience) or self.patience == math.inf,
-            f"stop.patience must be a number of rounds >= 1, got {self.patience!r}",
-        )
-
-    def reached(self, values: Sequence[float]) -> bool:
-        """Whether the values of the rounds so far are enough.
-
-        >>> Stop(patience=2).reached([0.1, 0.3, 0.2]), Stop(patience=2).reached([0.1, 0.3, 0.2, 0.3])
-        (False, True)
-        """
-        best = max(range(len(values)), key=lambda i: (values[i], -i))
-        return values[-1] >= self.at_least or len(values) - 1 - best >= self.patience
-
-    def enough(self, values: Sequence[float]) -> int | None:
-        """After how many rounds a run could have stopped; None if not yet.
-
-        >>> Stop(at_least=0.5).enough([0.1, 0.6, 0.7]), Stop(at_least=0.5).enough([0.1])
-        (2, None)
-        """
-        return next((number for number in range(1, len(values) + 1) if self.reached(values[:number])), None)
 
 
 @dataclass(frozen=True)

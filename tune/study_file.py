@@ -11,9 +11,10 @@ from typing import Any, cast, get_args
 import yaml
 
 from fl_lightning.errors import UserError, require, unknown
+from fl_lightning.stopping import Stop
 from tune.best import VALIDATION
 from tune.picture import Picture
-from tune.study import Case, Confirm, Distribution, Range, Search, Stop, Study, number, whole
+from tune.study import Case, Confirm, Distribution, Range, Search, Study, number, whole
 
 FOLDER = Path(__file__).parent / "studies"
 DEFAULT_SCALE = "small"

@@ -4,6 +4,7 @@ Whatever an earlier process has finished is only read, and an interrupted run go
 of the runs are the truth, not what Ray remembers.
 """
 
+import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,10 +17,10 @@ from fl_lightning.errors import UserError
 from fl_lightning.experiment import Outputs, Progress
 from fl_lightning.record import Measurement
 from fl_lightning.runs.identity import identity
+from fl_lightning.stopping import Stop
 from fl_lightning.workers.crew import Crew
 from tune.first_round import share_first_round
 from tune.outcome import measured
-from tune.study import Stop
 
 
 class Instructions(NamedTuple):
@@ -76,9 +77,8 @@ def one_after_the_other(
                 for measurement in _until(instructions.stop, progress):
                     diverged = measurement is None
                     if measurement is not None:
-                        status = status._replace(
-                            rounds=status.rounds + 1, value=measured(measurement.metrics, instructions.metric)
-                        )
+                        value = measured(measurement.metrics, instructions.metric)
+                        status = status._replace(rounds=status.rounds + 1, value=_newest(value, status.value))
                         yield status
                 best = status.best if diverged else max(status.best, status.value)
                 status = status._replace(finished=status.finished + 1, best=best)
@@ -90,7 +90,8 @@ def one_after_the_other(
 def side_by_side(configs: Sequence[RunConfig], instructions: Instructions) -> Generator[TrialStatus, None, None]:
     """Compute the seeds of one setting in step, so that a scheduler can judge the mean after every round.
 
-    A seed that has ended counts with its last value; one that has diverged makes the setting worth nothing.
+    A seed that has ended counts with its last value; one that has diverged makes the setting worth nothing. Until all
+    have been measured once, the mean is NaN.
     """
     status = TrialStatus()
     runs = {identity(config): _until(instructions.stop, _run(config, instructions)) for config in configs}
@@ -100,9 +101,9 @@ def side_by_side(configs: Sequence[RunConfig], instructions: Instructions) -> Ge
         for config in [config for config in configs if identity(config) in runs]:
             try:
                 for measurement in runs[identity(config)]:
-                    latest[identity(config)] = (
-                        float("-inf") if measurement is None else measured(measurement.metrics, instructions.metric)
-                    )
+                    key = identity(config)
+                    value = -math.inf if measurement is None else measured(measurement.metrics, instructions.metric)
+                    latest[key] = _newest(value, latest.get(key, math.nan))
                     going = True
                     break
                 else:
@@ -151,6 +152,11 @@ def _until(stop: Stop | None, progress: Progress) -> Iterator[Measurement | None
             if stop.reached(seen):
                 progress.close()
                 return
+
+
+def _newest(value: float, before: float) -> float:
+    """The value of a round; the one before it, where it was not measured."""
+    return before if math.isnan(value) else value
 
 
 def _with_failure(status: TrialStatus, config: RunConfig, error: Exception) -> TrialStatus:

@@ -4,6 +4,7 @@ import json
 import math
 from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from textwrap import fill
@@ -18,7 +19,7 @@ from fl_lightning.cli.flags import CommandParser
 from fl_lightning.config import RunConfig, fields_of
 from fl_lightning.data import feature_skew, heterogeneity, strata
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.partition import Split, class_counts, content_hash, partition
+from fl_lightning.data.partition import Split, class_counts, content_hash, counted, divide, own_tests
 from fl_lightning.errors import require
 from fl_lightning.inputs import several
 
@@ -132,11 +133,15 @@ def side_by_side(flags: Sequence[str]) -> list[tuple[dict[str, str], list[str]]]
 
 def preview(varied: dict[str, str], config: RunConfig, dataset: Dataset) -> Preview:
     """Divide the training set as a run would."""
+    config = replace(config, split=counted(config.split, dataset.owners))
     strata.check(dataset, config.split)
-    clients = partition(dataset.strata, config.split, config.seed, dataset.owners)
+    clients = divide(dataset.strata, config.split, config.seed, dataset.owners)
     feature_skew.check(dataset, config.split)
+    examples = _examples(config, dataset, clients)
+    if config.split.client_test > 0:
+        clients, _ = own_tests(dataset.strata, clients, config.split, config.seed)
     counts = class_counts(dataset.strata, clients, dataset.num_strata)
-    return Preview(varied, config, counts, content_hash(clients), _examples(config, dataset, clients))
+    return Preview(varied, config, counts, content_hash(clients), examples)
 
 
 def _examples(config: RunConfig, dataset: Dataset, clients: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Tensors of one problem, kept in memory as they were stored (images as bytes)."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
@@ -38,6 +39,8 @@ class Dataset:
         owners: Who a training sample belongs to by nature (a writer, a hospital): numbers 0 .. n - 1, or None if the
             data name no clients.
         validation: Indices of the training samples that belong to nobody and serve only to choose settings, or None.
+        client_tests: Indices of those training samples of each client on which nobody trains, because they are the
+            client's own test set; None if clients have none.
         likelihood: What the model's outputs say of the targets: the task.
         vocabulary: How many different tokens there may be, where inputs are tokens; None takes the largest one.
     """
@@ -52,6 +55,7 @@ class Dataset:
     augment: str = "none"
     owners: Tensor | None = None
     validation: Tensor | None = None
+    client_tests: Sequence[Tensor] | None = None
     likelihood: Likelihood = CLASSIFICATION
     vocabulary: int | None = None
 

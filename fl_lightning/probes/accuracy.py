@@ -6,7 +6,10 @@ classification, the metric of the likelihood stands for accuracy, such as R2, an
 NLL, Brier and ECE say how far the aggregated model's probabilities can be trusted
 (`fl_lightning.uncertainty.metrics`); without classes there are no Brier and ECE. GA_validation is the accuracy
 of the aggregated model on training samples that belong to nobody (`data.validation`), if there are any. AE and LF are
-the distances from a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`.
+the distances from a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`. PA is the
+accuracy on the clients' own test sets, see `fl_lightning.probes.personal`.
+
+Not every round need be measured (`Evaluation`): one that is not due has none of these, but losses, traffic and time.
 """
 
 import time
@@ -18,9 +21,13 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.partition import subset_indices
 from fl_lightning.inputs import Inputs, each, part, split
 from fl_lightning.method import Method, task_of
+from fl_lightning.probes.personal import measure as measure_personal
+from fl_lightning.probes.personal import own_score
 from fl_lightning.probes.reference import Reference
+from fl_lightning.probes.settings import Evaluation
 from fl_lightning.record import ClientResult, Measurement, RoundRecord
 from fl_lightning.system import activity
 from fl_lightning.task import Score, Task, Weights
@@ -28,6 +35,9 @@ from fl_lightning.uncertainty.metrics import Calibration
 
 # Test samples per forward pass: larger blocks leave the cache of a CPU and are slower.
 BLOCK = 1000
+# What takes a pass over data, by the beginning of its name; a round that is not due has none of it.
+MEASURED = frozenset({"GA", "LA", "NLL", "Brier", "ECE", "PA", "AE", "LF", "RMSE", "F1"})
+MEASURED_OF_CLIENTS = frozenset({"accuracy", "R2", "distance", "test_samples", "accuracy_before", "accuracy_after"})
 
 
 def score(task: Task, models: Sequence[Weights], dataset: Dataset, calibrated: int = 0) -> list[Score]:
@@ -70,55 +80,104 @@ def _scored(task: Task, tally: Tensor | None, labels: Tensor, nll: float) -> Sco
     return Score(found.pop(task.likelihood.metric), nll / len(labels), others=found or None)
 
 
+def score_at(task: Task, model: Weights, dataset: Dataset, places: Tensor) -> Score:
+    """One model on some samples of the training set."""
+    places = places.to(dataset.train_y.device)
+    (found,) = score_on(task, [model], dataset, part(dataset.train_x, places), dataset.train_y[places])
+    return found
+
+
+def score_local(task: Task, models: Sequence[Weights], dataset: Dataset, evaluation: Evaluation) -> list[Score]:
+    """The clients' models on the test set, or on the share of it that is theirs."""
+    if evaluation.local_share == 1:
+        return score(task, models, dataset)
+    places = subset_indices(dataset.test_strata, evaluation.local_share).to(dataset.test_y.device)
+    return score_on(task, models, dataset, part(dataset.test_x, places), dataset.test_y[places])
+
+
+def as_if_not_due(found: Measurement) -> Measurement:
+    """The numbers of a round without those that only a measured one has."""
+    return Measurement(
+        {name: value for name, value in found.metrics.items() if name.partition("_")[0] not in MEASURED},
+        {name: values for name, values in found.clients.items() if name not in MEASURED_OF_CLIENTS},
+    )
+
+
 @dataclass(frozen=True)
 class ClientJudge:
-    """LA and LF of clients, measured where they were trained.
+    """LA and LF of clients, and their accuracy on their own test sets, measured where they were trained.
 
     Attributes:
         task: Model and likelihood.
         reference: The posterior from which models are a distance apart, if there is one.
+        evaluation: In which rounds, and on how many samples.
+        rounds: Of the run; the last one is always measured. 0 if nobody knows.
     """
 
     task: Task
     reference: Reference | None = None
+    evaluation: Evaluation = Evaluation()  # noqa: RUF009 - frozen
+    rounds: int = 0
 
     def __call__(self, clients: Sequence[ClientResult]) -> list[ClientResult]:
+        if not self.evaluation.is_due(clients[0].local.plan.round, self.rounds):
+            return list(clients)
         models = [Weights(client.local.params, client.local.buffers) for client in clients]
-        scores = score(self.task, models, clients[0].local.data.dataset)
+        dataset = clients[0].local.data.dataset
+        judged = [
+            client._replace(own=own_score(self.task, model, dataset, client.local.client, score_at))
+            for client, model in zip(clients, models, strict=True)
+        ]
+        if not self.evaluation.local:
+            return judged
+        scores = score_local(self.task, models, dataset, self.evaluation)
         distances: Sequence[float | None] = [None] * len(clients)
         if self.reference is not None:
             distances = self.reference.distances([model.params for model in models])
         return [
             client._replace(score=found, distance=distance)
-            for client, found, distance in zip(clients, scores, distances, strict=True)
+            for client, found, distance in zip(judged, scores, distances, strict=True)
         ]
 
 
 def measure(
-    method: Method, task: Task, dataset: Dataset, record: RoundRecord, reference: Reference | None = None
+    method: Method,
+    task: Task,
+    dataset: Dataset,
+    record: RoundRecord,
+    reference: Reference | None = None,
+    evaluation: Evaluation = Evaluation(),  # noqa: B008 - frozen
+    rounds: int = 0,
 ) -> Measurement:
-    """All numbers of a round; AE and LF against a reference posterior, if there is one."""
+    """All numbers of a round.
+
+    Args:
+        method: Adds its own diagnostics.
+        task: Model and likelihood.
+        dataset: With the test set, and whatever else there is to be measured on.
+        record: The round.
+        reference: A posterior, for AE and LF.
+        evaluation: In which rounds, and on how many samples.
+        rounds: Of the run; the last one is always measured. 0 if nobody knows.
+    """
     start, task = time.perf_counter(), task_of(method, task)
-    server = Weights(record.after.state.params, record.after.buffers)
-    known = [result.score for result in record.clients if result.score is not None]
-    unknown = [Weights(r.local.params, r.local.buffers) for r in record.clients if len(known) < len(record.clients)]
-    scores = score(task, [server, *unknown], dataset, calibrated=1) + ([] if unknown else known)
-    chosen_by = _validation(task, server, dataset)
-    distances = _distances(reference, server, record) if reference is not None else []
-    seconds_evaluation = time.perf_counter() - start
     weights = record.cohort.weights
-    accuracies = torch.tensor([s.accuracy for s in scores[1:]], dtype=torch.float64)
-    low, first, middle, third, high = accuracies.quantile(torch.linspace(0, 1, 5, dtype=torch.float64)).tolist()
+    metrics: dict[str, float] = {}
+    measured: dict[str, list[Any]] = {}
+    later: dict[str, float] = {}
+    distances: list[float] = []
+    own: dict[str, list[Any]] = {}
+    if evaluation.is_due(record.round, rounds):
+        server = Weights(record.after.state.params, record.after.buffers)
+        scores = _scores(task, server, dataset, record, evaluation)
+        later = _validation(task, server, dataset)
+        personal, own = measure_personal(task, dataset, record, score_at)
+        later |= personal
+        distances = _distances(reference, server, record, evaluation) if reference is not None else []
+        metrics, measured = _accuracies(scores, weights, task.likelihood.metric)
+    seconds_evaluation = time.perf_counter() - start
     diagnosis = method.diagnose(record.before.state, record.cohort, record.reports, record.after.state)
-    metrics = {
-        "GA": scores[0].accuracy,
-        "LA": _mean([s.accuracy for s in scores[1:]], weights),
-        "LA_min": low,
-        "LA_q25": first,
-        "LA_median": middle,
-        "LA_q75": third,
-        "LA_max": high,
-        **_trust(scores[0]),
+    metrics |= {
         "train_loss": _mean([result.train_loss for result in record.clients], weights),
         "prior_loss": _mean([result.prior_loss for result in record.clients], weights),
         "bytes_down": float(record.bytes_down),
@@ -133,15 +192,18 @@ def measure(
         "client": list(record.cohort.members),
         "samples": [len(result.local.data) for result in record.clients],
         "steps": [result.local.num_steps for result in record.clients],
-        task.likelihood.metric: [s.accuracy for s in scores[1:]],
+        **measured,
         "train_loss": [result.train_loss for result in record.clients],
         "prior_loss": [result.prior_loss for result in record.clients],
     }
-    metrics |= chosen_by
+    metrics |= later
+    clients |= own
     if record.workers_idle is not None:
         metrics["workers_idle"] = record.workers_idle
     if distances:
-        metrics |= {"AE": distances[0], "LF": _mean(distances[1:], weights)}
+        metrics["AE"] = distances[0]
+    if len(distances) > 1:
+        metrics["LF"] = _mean(distances[1:], weights)
         clients["distance"] = distances[1:]
     for name, value in diagnosis.items():
         if isinstance(value, list):
@@ -157,8 +219,36 @@ def _trust(server: Score) -> dict[str, float]:
     return {"NLL": server.nll, **calibration, **(server.others or {})}
 
 
-def _distances(reference: Reference, server: Weights, record: RoundRecord) -> list[float]:
-    """Of the server's model, then of the clients'; those that are known are not measured again."""
+def _scores(task: Task, server: Weights, dataset: Dataset, record: RoundRecord, evaluation: Evaluation) -> list[Score]:
+    """Of the server's model, then of the clients', if they are wanted; those that are known are not measured again."""
+    known = [result.score for result in record.clients if result.score is not None]
+    models = [Weights(result.local.params, result.local.buffers) for result in record.clients]
+    if not evaluation.local:
+        return score(task, [server], dataset, calibrated=1)
+    if len(known) == len(models):
+        return [*score(task, [server], dataset, calibrated=1), *known]
+    if evaluation.local_share < 1:
+        return [*score(task, [server], dataset, calibrated=1), *score_local(task, models, dataset, evaluation)]
+    return score(task, [server, *models], dataset, calibrated=1)
+
+
+def _accuracies(
+    scores: Sequence[Score], weights: Sequence[float], metric: str
+) -> tuple[dict[str, float], dict[str, list[Any]]]:
+    """GA, LA and its spread, calibration; and the accuracy, or the metric of the task, of every client's model."""
+    local = [one.accuracy for one in scores[1:]]
+    metrics = {"GA": scores[0].accuracy}
+    if local:
+        quantiles = torch.tensor(local, dtype=torch.float64).quantile(torch.linspace(0, 1, 5, dtype=torch.float64))
+        metrics["LA"] = _mean(local, weights)
+        metrics |= zip(("LA_min", "LA_q25", "LA_median", "LA_q75", "LA_max"), quantiles.tolist(), strict=True)
+    return metrics | _trust(scores[0]), {metric: local} if local else {}
+
+
+def _distances(reference: Reference, server: Weights, record: RoundRecord, evaluation: Evaluation) -> list[float]:
+    """Of the server's model, then of the clients', if they are wanted; those that are known are not measured again."""
+    if not evaluation.local:
+        return reference.distances([server.params])
     known = [result.distance for result in record.clients if result.distance is not None]
     if len(known) == len(record.clients):
         return [*reference.distances([server.params]), *known]
@@ -169,9 +259,7 @@ def _validation(task: Task, server: Weights, dataset: Dataset) -> dict[str, floa
     """Of the server's model alone: nobody chooses by the clients'."""
     if dataset.validation is None:
         return {}
-    places = dataset.validation.to(dataset.train_y.device)
-    (found,) = score_on(task, [server], dataset, part(dataset.train_x, places), dataset.train_y[places])
-    return {"GA_validation": found.accuracy}
+    return {"GA_validation": score_at(task, server, dataset, dataset.validation).accuracy}
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

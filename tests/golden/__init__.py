@@ -28,7 +28,7 @@ from fl_lightning.loop import VERSION as LOOP_VERSION
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.params import flatten
 from fl_lightning.probes.accuracy import measure
-from fl_lightning.probes.settings import Probe
+from fl_lightning.probes.settings import Evaluation, Probe
 from fl_lightning.runs.identity import version_of
 from fl_lightning.training import Training
 from tests.cases import network, ragged
@@ -91,7 +91,7 @@ def _entries() -> Iterator[tuple[str, Entry]]:
     for kind, (folder, _, _) in PARTS.items():
         for name, cls in discovery.discover(folder).items():
             yield f"defaults of {kind} {name}", Entry(version_of(cls), partial(_defaults, cls))
-    for cls in (Training, Federation, Compute, Probe):
+    for cls in (Training, Federation, Compute, Probe, Evaluation):
         yield f"defaults of {cls.__name__}", Entry(LOOP_VERSION, partial(_defaults, cls))
     yield "defaults of Split", Entry(partitions.VERSION, partial(_defaults, partitions.Split))
     for name in discovery.names("methods"):

@@ -30,7 +30,12 @@ def agree(method, task):
         assert largest_difference(final(loop), final(other)) < 1e-12, engine
         for mine, theirs in zip(loop[-1].clients, other[-1].clients, strict=True):
             assert mine.train_loss == pytest.approx(theirs.train_loss, abs=1e-12)
-    assert largest_difference(final(loop), initial(method, task_of(method, problem.task()), 2, problem.dataset).state.params) > 0
+    assert (
+        largest_difference(
+            final(loop), initial(method, task_of(method, problem.task()), 2, problem.dataset).state.params
+        )
+        > 0
+    )
 
 
 @pytest.mark.parametrize("task", TASKS[1:])

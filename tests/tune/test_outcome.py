@@ -7,12 +7,13 @@ import pytest
 
 from fl_lightning.errors import UserError
 from fl_lightning.record import Measurement
-from fl_lightning.runs.folder import Result, folder_of, write_result
+from fl_lightning.runs.folder import Result, ended, folder_of, write_result
 from fl_lightning.runs.identity import identity
+from fl_lightning.stopping import Stop
 from fl_lightning.system.atomic import write_atomically
 from tune.grid import cells
-from tune.outcome import CellOutcome, best_of, ended, outcome_of, rows
-from tune.study import Case, Range, Stop, Study
+from tune.outcome import CellOutcome, best_of, outcome_of, rows
+from tune.study import Case, Range, Study
 
 BASE = {"data": "digits", "model": "softmax", "federation.rounds": 3}
 

@@ -7,8 +7,9 @@ import yaml
 
 from fl_lightning import discovery
 from fl_lightning.errors import UserError
+from fl_lightning.stopping import Stop
 from tune import study_file
-from tune.study import Range, Search, Stop
+from tune.study import Range, Search
 from tune.study_file import load
 
 SMALL = {
