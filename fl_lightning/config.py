@@ -97,30 +97,28 @@ class Model:
         return Task(model.to(compute.torch_device, getattr(torch, compute.precision)), dataset.likelihood)
 
 
-def _told(name: str, cls: type[Any], dataset: Dataset) -> dict[str, int]:
-    """What the data say to a model's constructor beside shape and classes: the vocabulary, if it asks for that.
+def _told(name: str, cls: type[Any], dataset: Dataset) -> dict[str, Any]:
+    """What the data say to a model's constructor beside shape and classes, if it asks for that: about tokens.
 
     Raises:
         UserError: If the constructor does not take (shape, num_classes), or asks for tokens where there are none.
     """
-    known = list(inspect.signature(cls).parameters.values())
+    known = [one for one in inspect.signature(cls).parameters.values() if one.kind is not one.VAR_KEYWORD]
+    some = any(one.kind is one.VAR_POSITIONAL for one in known)
     first = [one for one in known if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)][:2]
-    enough = len(first) == 2 or any(one.kind is one.VAR_POSITIONAL for one in known)
-    required = [
-        one.name for one in known if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]
-    odd = [key for key in required[2:] if key != "vocabulary"]
+    asked = [one.name for one in known if one.default is one.empty and one.kind is not one.VAR_POSITIONAL]
+    asked = [key for key in asked if key not in [one.name for one in first]]
+    odd = [key for key in asked if key not in ("vocabulary", "per_token")]
     require(
-        enough and not odd,
-        f"the constructor of the model {name} must take (shape, num_classes) and a default for every setting of its "
-        f"own, got ({', '.join(one.name for one in known)}); {f'give {odd[0]} a default' if odd else 'add them'}",
+        (len(first) == 2 or some) and not odd,
+        f"the constructor of the model {name} must take (shape, num_classes), and have a default for every setting of "
+        f"its own, got ({', '.join(one.name for one in known)}); {f'give {odd[0]} a default' if odd else 'add them'}",
     )
-    if "vocabulary" not in required[2:]:
-        return {}
-    tokens = dataset.num_tokens
-    if tokens is None:
+    tokens = dataset.num_tokens if asked else None
+    if asked and tokens is None:
         raise UserError(f"the model {name} reads tokens (whole numbers), got {in_words(dataset)}; use --model mlp")
-    return {"vocabulary": tokens}
+    offered = {"vocabulary": tokens, "per_token": dataset.likelihood.task == "tokens"}
+    return {key: offered[key] for key in asked}
 
 
 @dataclass(frozen=True)
