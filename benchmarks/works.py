@@ -70,7 +70,8 @@ class Work:
         data, double = self.dataset, torch.float64
         clients = tuple(indices[:samples] for indices in self.clients)
         extent = int(max(indices.max() for indices in clients)) + 1
-        dataset = replace(data, train_x=data.train_x[:extent].to(double), train_y=data.train_y[:extent])
+        train_x, test_x = data.train_x[:extent].to(double), data.test_x.to(double)
+        dataset = replace(data, train_x=train_x, train_y=data.train_y[:extent], test_x=test_x)
         return replace(self, model=deepcopy(self.model).to(double), dataset=dataset, clients=clients)
 
     def members(self, round: int) -> list[int]:

@@ -343,11 +343,15 @@ def _record(
             status, message = "diverged", str(divergence)
             recording.tracker.tag("diverged", f"round {divergence.round}, client {divergence.client}")
         result = recording.result(status, message, folder)
-        if stop is not None and (cut := up_to(result, stop)) is not None and len(history) < config.federation.rounds:
+        rounds = config.federation.rounds
+        cut = up_to(result, stop, rounds) if stop is not None else None
+        if cut is not None and len(history) < rounds:
             result = replace(result, status=cut.status, message=cut.message)
             recording.tracker.tag(STOPPED_TAG, f"round {len(cut.history)}: {cut.message}")
         result = _finish(config, problem, outputs, recording, result)
-        return (up_to(result, stop) if stop is not None else None) or result
+        if cut is None:
+            return result
+        return replace(result, status=cut.status, message=cut.message, history=cut.history)
     except BaseException as reason:
         _break_off(recording, reason, folder)
         raise

@@ -6,7 +6,8 @@ training step of the network, the closed form about a tenth of it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,18 @@ class Penalty(ABC):
     def value_and_grad(self, params: Params) -> tuple[Tensor, Params]:
         """Both at once, for penalties where one is a step towards the other."""
         return self.value(params), self.grad(params)
+
+    def along_path(self) -> Callable[[Params], tuple[Tensor, Params]]:
+        """`value_and_grad` for step after step of a client.
+
+        The gradient is the caller's, who may write into it, until the call after the next: its memory is used again.
+        """
+
+        def value_and_grad(params: Params) -> tuple[Tensor, Params]:
+            value, slope = self.value_and_grad(params)
+            return value, zip_map(torch.clone, slope)
+
+        return value_and_grad
 
     def descent(self, lr: float) -> Callable[[Params], None]:
         """A function that does theta <- theta - lr * grad P(theta) in place: plain SGD's share of the penalty."""
@@ -65,6 +78,22 @@ class Quadratic(Penalty):
         offset = zip_map(torch.sub, params, self.centre)
         slope = self._slope(offset)
         return 0.5 * _dot(slope, offset), slope
+
+    def along_path(self) -> Callable[[Params], tuple[Tensor, Params]]:
+        offset, *slopes = (zip_map(torch.empty_like, self.centre) for _ in range(3))
+        stiffness = self.stiffness
+
+        def value_and_grad(params: Params) -> tuple[Tensor, Params]:
+            slopes.reverse()
+            slope = slopes[0]
+            for name, value in params.items():
+                torch.sub(value, self.centre[name], out=offset[name])
+                torch.mul(
+                    offset[name], stiffness if isinstance(stiffness, float | int) else stiffness[name], out=slope[name]
+                )
+            return 0.5 * _dot(slope, offset), dict(slope)
+
+        return value_and_grad
 
     def _slope(self, offset: Params) -> Params:
         if isinstance(self.stiffness, float | int):
@@ -114,6 +143,9 @@ class Sum(Penalty):
         (value, slope), (other, more) = self.first.value_and_grad(params), self.second.value_and_grad(params)
         return value + other, zip_map(torch.add, slope, more)
 
+    def along_path(self) -> Callable[[Params], tuple[Tensor, Params]]:
+        return self.value_and_grad  # of memory of its own
+
 
 @dataclass(frozen=True)
 class Detached(Penalty):
@@ -131,26 +163,60 @@ class Detached(Penalty):
         return lambda params: None
 
 
+class Apart:
+    """Keeps a penalty's gradient out of backward passes, for whoever adds it afterwards, in one pass over memory.
+
+    Attributes:
+        active: Whether a pass is on the way of which it is to be kept out.
+        factor: What the pass would have multiplied it by: 1, unless the loss was scaled; None if it met no penalty.
+    """
+
+    active: bool = False
+    factor: Tensor | None = None
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """Keep it out of the passes of this block."""
+        self.active, self.factor = True, None
+        try:
+            yield
+        finally:
+            self.active = False
+
+
 class _Attached(torch.autograd.Function):
     """Gives a value an autograd node with a gradient that is known already."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, slopes: tuple[Tensor, ...], *params: Tensor) -> Tensor:
-        ctx.slopes = slopes
+    def forward(ctx: Any, value: Tensor, slopes: tuple[Tensor, ...], apart: Apart, *params: Tensor) -> Tensor:
+        ctx.slopes, ctx.apart = slopes, apart
         return value
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
-        if bool(outer[0] == 1):  # the loss itself is differentiated: spare a pass over all parameters
-            return (None, None, *ctx.slopes)
-        return (None, None, *(outer[0] * slope for slope in ctx.slopes))
+        if ctx.apart.active:
+            ctx.apart.factor = outer[0]
+            return (None,) * (3 + len(ctx.slopes))
+        return (None, None, None, *(outer[0] * slope for slope in ctx.slopes))
+
+
+def attached(value: Tensor, grad: Params, params: Params, apart: Apart) -> Tensor:
+    """The value of a penalty as a loss that can be added to the task's loss and differentiated.
+
+    Args:
+        value: P(theta).
+        grad: Its gradient.
+        params: Live parameters.
+        apart: Keeps the gradient out of backward passes.
+    """
+    loss: Tensor = _Attached.apply(value, tuple(grad.values()), apart, *params.values())  # type: ignore[no-untyped-call]
+    return loss
 
 
 def prior_loss(penalty: Penalty, params: Params) -> tuple[Tensor, Params]:
     """P(theta) as a loss that can be added to the task's loss and differentiated, and its gradient."""
     value, grad = penalty.value_and_grad(zip_map(torch.detach, params))
-    loss: Tensor = _Attached.apply(value, tuple(grad.values()), *params.values())  # type: ignore[no-untyped-call]
-    return loss, grad
+    return attached(value, grad, params, Apart()), grad
 
 
 def overshoot_advice(metrics: Mapping[str, float]) -> str:

@@ -56,3 +56,21 @@ def test_cnn_refuses_small_images():
 def test_the_code_s_smaller_network_is_a_setting():
     config = configure({"model.hidden": [300, 100], "model.dropout": 0.5})
     assert config.model.build(images((1, 28, 28)), 0, Compute()).num_params == 266_610
+
+
+def test_the_cnn_pools_before_its_relu_without_a_difference():
+    """To the bit, in values and in gradients; plain is the network as the paper draws it."""
+    from fl_lightning.models.cnn import Cnn
+
+    torch.manual_seed(0)
+    model = Cnn((3, 16, 16), 10)
+    features = model.layers[0]
+    plain = torch.nn.Sequential(
+        *(features[place] for place in (0, 2, 1, 3, 5, 4, 6)), *(model.layers[place] for place in (1, 2, 3))
+    )
+    x, y = torch.randn(5, 3, 16, 16), torch.randint(10, (5,))
+    gradients = []
+    for outputs in (model(x), plain(x.contiguous(memory_format=torch.channels_last))):
+        loss = torch.nn.functional.cross_entropy(outputs, y)
+        gradients.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

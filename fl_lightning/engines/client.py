@@ -17,10 +17,13 @@ from fl_lightning.data.plan import Plan
 from fl_lightning.errors import UserError
 from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, zip_map
-from fl_lightning.penalty import prior_loss
+from fl_lightning.penalty import Apart, attached
 from fl_lightning.rules.rule import Rule, Slopes
 from fl_lightning.rules.sgd import Sgd, moving, with_zeros
 from fl_lightning.task import Task, Weights
+
+# Attributes that are written in every step; the first one by Lightning, around every hook.
+OFTEN = frozenset({"_current_fx_name", "pull", "gradient"})
 
 
 class Client(pl.LightningModule):
@@ -32,16 +35,20 @@ class Client(pl.LightningModule):
         self.task, self.plan = task, plan
         self.penalty = hooks.penalty(context)
         self.pull: Params = {}  # the penalty's gradient at the present step
+        self.gradient: Params | None = None  # that of the likelihood alone, if it is known
+        self._apart = Apart()
         self.frozen = hooks.frozen(context)
         self._params: Params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self._values = zip_map(torch.detach, self._params)  # the same storage
         rule = hooks.rule(plan.training, context)
         self.training_by = None if isinstance(rule, Sgd) else RuleTraining(rule, self._params, self.frozen, plan)
+        self._prior = self.penalty.along_path() if self.penalty is not None and self.training_by is None else None
         self.losses: list[Tensor] = []
         self.shares: list[float] = []
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_current_fx_name":  # a string that Lightning writes down around every hook, dozens of times a step
+        if name in OFTEN:
             object.__setattr__(self, name, value)  # without looking whether it is a parameter, buffer or module
         else:
             super().__setattr__(name, value)
@@ -58,21 +65,40 @@ class Client(pl.LightningModule):
         self.shares.append(len(y) / len(self.plan.data))
         if self.penalty is None:
             return loss
-        if self.training_by is not None:  # the rule takes the two gradients apart, the penalty's not at its point
+        if self._prior is not None:
+            value, self.pull = self._prior(self._values)
+            prior = attached(value, self.pull, self._params, self._apart)
+        else:  # the rule takes the two gradients apart, the penalty's not at its point
+            assert self.training_by is not None
             prior, self.pull = self.penalty.value_and_grad(self.training_by.theta)
-        else:
-            prior, self.pull = prior_loss(self.penalty, self.params())
         return loss + prior
 
     @override
-    def on_after_backward(self) -> None:
-        """A parameter that the loss does not depend on has gradient zero: torch.optim would spare it the decay.
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """The likelihood's gradient is kept for whoever observes; the penalty's, which is known already, is added.
 
-        So has a frozen one, which the optimiser does not know.
+        A parameter that the loss does not depend on has gradient zero: torch.optim would spare it the decay. So has a
+        frozen one, which the optimiser does not know.
         """
-        for name, parameter in self.params().items():
+        with self._apart.during():
+            super().backward(loss, *args, **kwargs)
+        for name, parameter in self._params.items():
             if parameter.grad is None or name in self.frozen:
                 parameter.grad = torch.zeros_like(parameter)
+        self.gradient = {name: p.grad for name, p in self._params.items() if p.grad is not None}
+        if self._apart.factor is not None:
+            self._add_pull(float(self._apart.factor), self.gradient)
+
+    def _add_pull(self, scale: float, gradient: Params) -> None:
+        """The penalty's gradient is added to that of the likelihood, in the memory of the former."""
+        free = moving(gradient, self.frozen)
+        pulls = [self.pull[name] for name in free]
+        if scale != 1:  # the loss was scaled for half precision, and gradients will be unscaled where they are
+            self.gradient = None
+            pulls = torch._foreach_mul(pulls, scale)
+        torch._foreach_add_(pulls, list(free.values()))
+        for name, total in zip(free, pulls, strict=True):
+            self._params[name].grad = total
 
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -143,6 +169,7 @@ class Observer(pl.Callback):
         self.hooks = hooks
         self.trace = hooks.trace(context)
         self.num_steps = 0
+        self.params: Params = {}
         self.grad: Params = {}
         self.squares: Params | None = None
 
@@ -157,6 +184,8 @@ class Observer(pl.Callback):
             raise UserError(
                 f"the Fisher needs full-precision gradients, got precision {trainer.precision}; use 32-true or 64-true"
             )
+        assert isinstance(pl_module, Client)
+        self.params = zip_map(torch.detach, pl_module.params())  # the same storage
 
     @override
     def on_train_batch_start(
@@ -173,17 +202,17 @@ class Observer(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """The gradient of the likelihood alone: the total gradient less the penalty's, before clipping."""
+        """The gradient of the likelihood alone, before clipping."""
         if not self.hooks.observes:
             return
         assert isinstance(pl_module, Client)
-        total = {name: p.grad for name, p in pl_module.params().items() if p.grad is not None}
-        if pl_module.penalty is not None and pl_module.training_by is None:
-            free = moving(total, pl_module.frozen)
-            total = with_zeros(zip_map(torch.sub, free, pl_module.pull), total)
-        elif trainer.gradient_clip_val is not None:
-            total = zip_map(torch.clone, total)  # clipping scales the gradients in place
-        self.grad = total
+        if pl_module.gradient is None:
+            total = {name: p.grad for name, p in pl_module.params().items() if p.grad is not None}
+            self.grad = with_zeros(zip_map(torch.sub, moving(total, pl_module.frozen), pl_module.pull), total)
+        elif trainer.gradient_clip_val is not None and not pl_module.pull:
+            self.grad = zip_map(torch.clone, pl_module.gradient)  # clipping scales the gradients in place
+        else:
+            self.grad = pl_module.gradient
 
     @override
     def on_train_batch_end(
@@ -196,12 +225,11 @@ class Observer(pl.Callback):
     ) -> None:
         if self.hooks.observes:
             assert isinstance(pl_module, Client)
-            params = zip_map(torch.detach, pl_module.params())
             fraction = len(batch[1]) / len(pl_module.plan.data)
             epoch, position = divmod(self.num_steps, pl_module.plan.steps_per_epoch)
             last = position == pl_module.plan.steps_per_epoch - 1
             loss = pl_module.losses[-1]
-            step = Step(self.num_steps, params, self.grad, self.squares, fraction, epoch, last, loss)
+            step = Step(self.num_steps, self.params, self.grad, self.squares, fraction, epoch, last, loss)
             self.trace = self.hooks.observe(self.trace, step)
         self.num_steps += 1
 

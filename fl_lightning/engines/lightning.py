@@ -20,7 +20,7 @@ from fl_lightning.params import Params
 from fl_lightning.task import Task, Weights
 
 # Lightning's notices (devices found, tips, advice on loaders) say nothing about a fit of one client.
-LOGGERS = ("pytorch_lightning", "lightning.pytorch", "pytorch_lightning.utilities.rank_zero")
+LOGGERS = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Lightning(Engine):
         from pytorch_lightning import Trainer
 
         from fl_lightning.engines.client import Client, EpochLoader, Observer
+        from fl_lightning.engines.lean import lean
 
         _look_for_plugins_once()
         device = task.device
@@ -73,6 +74,7 @@ class Lightning(Engine):
                 enable_progress_bar=False,
                 enable_model_summary=False,
             )
+            lean(trainer)
             with _interruptible():
                 trainer.fit(client, train_dataloaders=EpochLoader(plan))
         task.model.to(device)  # the Trainer leaves the module on the CPU
@@ -110,14 +112,26 @@ def _interruptible() -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Lightning without its notices."""
-    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    loggers = _loggers()
+    for logger in loggers:  # not by their levels: to set one empties the caches of all loggers of the process
+        logger.addFilter(_is_error)
     try:
-        for name in LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="pytorch_lightning")
             warnings.filterwarnings("ignore", message=".*does not have many workers.*")
             yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        for logger in loggers:
+            logger.removeFilter(_is_error)
+
+
+@cache
+def _loggers() -> tuple[logging.Logger, ...]:
+    """Those of Lightning, each of which writes by itself."""
+    return tuple(
+        logging.getLogger(name) for name in sorted(logging.root.manager.loggerDict) if name.startswith(LOGGERS)
+    )
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR

@@ -126,16 +126,16 @@ def ended(config: RunConfig, out: Path, stop: Stop | None) -> Result | None:
     What somebody else's rule has stopped is no result. What was computed beyond this rule does not count.
     """
     result = latest(config, out)
-    if result is not None and stop is not None and (cut := up_to(result, stop)) is not None:
+    if result is not None and stop is not None and (cut := up_to(result, stop, config.federation.rounds)) is not None:
         return cut
     return None if result is None or result.status == "stopped" else result
 
 
-def up_to(result: Result, stop: Stop) -> Result | None:
-    """A run up to the round in which a rule has seen enough of it; None if it has not."""
+def up_to(result: Result, stop: Stop, rounds: int) -> Result | None:
+    """A run of so many rounds up to the one in which a rule has seen enough; None if it has not before the last."""
     values = stop.values([measurement.metrics for measurement in result.history])
     enough = stop.enough(values)
-    if enough is None or (enough == len(values) and result.status == "finished"):
+    if enough is None or enough == rounds:
         return None
     # Whether it diverged later, nobody would have seen.
     message = f"stopped {stop.reason(values[:enough])}"

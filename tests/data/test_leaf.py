@@ -107,7 +107,7 @@ def test_vectors_and_a_test_share(tmp_path):
     users = {f"f_{n}": [(rng.normal(size=6).tolist(), int(i % 3)) for i in range(20)] for n in range(4)}
     folder = written(tmp_path, all_data=[document(users)])
     dataset = Leaf(str(folder), test_share=0.25).load()
-    assert (len(dataset.train_y), len(dataset.test_y), dataset.num_classes) == (60, 20, 3) or len(dataset.test_y) > 15
+    assert (len(dataset.train_y), len(dataset.test_y), dataset.num_classes) == (60, 20, 3)
     assert dataset.train_x.dtype == torch.float32
     assert set(dataset.owners.tolist()) == {0, 1, 2, 3}
 
