@@ -35,6 +35,7 @@ GUIDES = (
     "sweeps",
     "uncertainty",
     "cluster",
+    "gpu",
     "analysis",
     "extending",
     "laplace",
