@@ -17,6 +17,7 @@ from benchmarks.forms import measure_forms
 from benchmarks.mapping import measure_mapping
 from benchmarks.memory import measure_memory
 from benchmarks.population import measure_population
+from benchmarks.precision import measure_precision
 from benchmarks.speed import measure_speed
 from benchmarks.sweeps import measure_sweeps
 from benchmarks.table import Row, show
@@ -27,6 +28,7 @@ PARTS = (
     "2",
     "3",
     "forms",
+    "precision",
     "evaluation",
     "augmentation",
     "memory",
@@ -55,6 +57,9 @@ def main() -> None:
         "2": lambda: speed_of(works.cifar_cnn(options.scale)),
         "3": lambda: speed_of(works.tiny_fits(options.scale)),
         "forms": lambda: measure_forms(works.mnist_mlp(options.scale)),
+        "precision": lambda: [
+            row for work in (works.mnist_mlp, works.cifar_cnn) for row in measure_precision(work(options.scale))
+        ],
         "evaluation": lambda: measure_evaluation(works.mnist_mlp(options.scale)),
         "augmentation": measure_augmentation,
         "memory": measure_memory,

@@ -37,6 +37,22 @@ def couples_samples(task: Task, data: ClientData) -> bool:
     return not torch.allclose(_in_training(task, x)[0], _in_training(task, copies)[0], equal_nan=True)
 
 
+def loss_is_likelihood(task: Task, data: ClientData) -> bool:
+    """Whether the loss is the likelihood of the outputs: always, but for the training step of a LightningModule.
+
+    Args:
+        task: Model and likelihood.
+        data: Whose training set the samples are taken from.
+    """
+    if task.step is None:
+        return True
+    number = min(EXAMPLES, len(data.dataset.train_y))
+    x, y = data.fetch(torch.arange(number, device=data.indices.device))
+    with task.evaluating(), streams.undisturbed():
+        own = task.loss(task.initial, x, y)
+        return torch.allclose(own, task.likelihood(task.logits(task.initial, x), y), rtol=1e-4)
+
+
 def smallest_batch(task: Task, data: ClientData) -> int:
     """The fewest samples that the model can be trained on at once: 2 where BatchNorm would see one value per unit.
 

@@ -48,16 +48,31 @@ class Compute:
 
     Attributes:
         device: auto takes a GPU if there is one; otherwise cpu, cuda, cuda:1 and so on.
-        precision: Floating point type of parameters and inputs.
+        precision: Floating point type of parameters and inputs; the mixed ones keep them in float32 and compute the
+            network in shorter numbers while it trains, 16-mixed on a GPU alone.
         threads: CPU threads of torch; more than 1 may change the last bits from machine to machine.
     """
 
     device: str = "auto"
-    precision: Literal["float32", "float64"] = "float32"
+    precision: Literal["float32", "float64", "bf16-mixed", "16-mixed"] = "float32"
     threads: int = 1
 
     def __post_init__(self) -> None:
         require(self.threads >= 1, f"compute.threads must be at least 1, got {self.threads}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of parameters, gradients, curvature and sums."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    @property
+    def mixed(self) -> torch.dtype | None:
+        """Of what the network computes while it trains, if that is another type."""
+        require(
+            self.precision != "16-mixed" or self.torch_device.type == "cuda",
+            "compute.precision 16-mixed is for a GPU, got compute.device cpu; use --compute.precision bf16-mixed",
+        )
+        return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.precision)
 
     @property
     def torch_device(self) -> torch.device:
@@ -85,40 +100,45 @@ class Model:
     def build(self, dataset: Dataset, seed: int, compute: Compute) -> Task:
         """The task, with initial weights that depend on the seed alone."""
         cls = discovery.find("models", self.name)
-        told = _told(self.name, cls, dataset)
+        positional, named = _told(self.name, cls, dataset)
         try:
             with streams.global_noise(seed, "weights"):  # drawn in float32 on the CPU: the same for every device
-                model = cls(dataset.shape, dataset.num_classes, **told, **self.options)
+                model = cls(*positional, **named, **self.options)
         except UNFIT as error:
             raise UserError(
                 f"the model {self.name} cannot be made for {in_words(dataset)} and {dataset.num_classes} outputs "
                 f"({reason(error)}); use another --model, or correct it"
             ) from error
-        return Task(model.to(compute.torch_device, getattr(torch, compute.precision)), dataset.likelihood)
+        model = model.to(compute.torch_device, compute.dtype)
+        return Task.of(model, likelihood=dataset.likelihood, mixed=compute.mixed)
 
 
-def _told(name: str, cls: type[Any], dataset: Dataset) -> dict[str, Any]:
-    """What the data say to a model's constructor beside shape and classes, if it asks for that: about tokens.
+def _told(name: str, cls: type[Any], dataset: Dataset) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the data say to a model's constructor: the arguments without a default, or those that it takes as `*args`.
+
+    Two of them are the shape of an input and the number of classes, whatever they are called; a LightningModule that
+    was written for one problem has none. `vocabulary` and `per_token` are asked for by those that read tokens.
 
     Raises:
-        UserError: If the constructor does not take (shape, num_classes), or asks for tokens where there are none.
+        UserError: If the constructor asks for anything else, or for tokens where there are none.
     """
-    known = [one for one in inspect.signature(cls).parameters.values() if one.kind is not one.VAR_KEYWORD]
-    some = any(one.kind is one.VAR_POSITIONAL for one in known)
-    first = [one for one in known if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)][:2]
-    asked = [one.name for one in known if one.default is one.empty and one.kind is not one.VAR_POSITIONAL]
-    asked = [key for key in asked if key not in [one.name for one in first]]
-    odd = [key for key in asked if key not in ("vocabulary", "per_token")]
+    known = inspect.signature(cls).parameters.values()
+    sizes = (dataset.shape, dataset.num_classes)
+    asked = [one for one in known if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    of_tokens = [one.name for one in asked if one.name in ("vocabulary", "per_token")]
+    of_sizes = [one.name for one in asked if one.name not in of_tokens]
+    if not asked and any(one.kind is one.VAR_POSITIONAL for one in known):
+        return sizes, {}
     require(
-        (len(first) == 2 or some) and not odd,
-        f"the constructor of the model {name} must take (shape, num_classes), and have a default for every setting of "
-        f"its own, got ({', '.join(one.name for one in known)}); {f'give {odd[0]} a default' if odd else 'add them'}",
+        len(of_sizes) in (0, 2),
+        f"the model {name} must take (shape, num_classes), or have defaults for all its arguments, got "
+        f"({', '.join(of_sizes)}); give the others defaults, so that they become settings",
     )
-    tokens = dataset.num_tokens if asked else None
-    if asked and tokens is None:
+    tokens = dataset.num_tokens if of_tokens else None
+    if of_tokens and tokens is None:
         raise UserError(f"the model {name} reads tokens (whole numbers), got {in_words(dataset)}; use --model mlp")
     offered = {"vocabulary": tokens, "per_token": dataset.likelihood.task == "tokens"}
-    return {key: offered[key] for key in asked}
+    return sizes if of_sizes else (), {key: offered[key] for key in of_tokens}
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,14 @@ def plugins(tmp_path):
         if block.startswith("# plugins/"):
             first, _, content = block.partition("\n")
             (folder / first.removeprefix("# plugins/")).write_text(content)
-    assert {path.name for path in folder.iterdir()} == {"median.py", "inertia.py", "fedmild.py", "tiny.py", "moons.py"}
+    assert {path.name for path in folder.iterdir()} == {
+        "median.py",
+        "inertia.py",
+        "fedmild.py",
+        "tiny.py",
+        "moons.py",
+        "lit_digits.py",
+    }
     return folder
 
 

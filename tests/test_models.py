@@ -168,8 +168,8 @@ def test_what_comes_later_does_not_change_what_is_said_before():
         assert not torch.allclose(model(x)[:, 4:], model(other)[:, 4:], atol=1e-6)
 
 
-class NoSizes(nn.Module):
-    def __init__(self, width=3):
+class OneSize(nn.Module):
+    def __init__(self, num_classes, width=3):
         super().__init__()
 
 
@@ -186,8 +186,8 @@ class Breaks(nn.Module):
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (NoSizes, r"must take \(shape, num_classes\), .* got \(width\); add them"),
-        (NeedsMore, r"got \(shape, num_classes, width\); give width a default"),
+        (OneSize, r"must take \(shape, num_classes\), .* got \(num_classes\)"),
+        (NeedsMore, r"got \(shape, num_classes, width\); give the others defaults"),
         (Breaks, "cannot be made for inputs of numbers of shape .* TypeError: unsupported operand"),
     ],
 )

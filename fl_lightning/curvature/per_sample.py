@@ -17,8 +17,8 @@ from torch.nn.functional import unfold
 from fl_lightning import streams
 from fl_lightning.curvature import layers
 from fl_lightning.errors import require
-from fl_lightning.inputs import Inputs, each, split
-from fl_lightning.params import Params, cast_like, weighted_sum
+from fl_lightning.inputs import Inputs, each, part, split
+from fl_lightning.params import Params, cast_like, weighted_sum, zip_map
 from fl_lightning.task import Task, Weights
 
 # Numbers in all the per-sample gradients that are in memory at once: 64 MB in float32.
@@ -44,6 +44,8 @@ def squared_gradients(task: Task, weights: Weights, x: Inputs, y: Tensor, mask: 
     with streams.undisturbed():
         if mask is not None:  # hooks and autograd do not work under vmap
             return from_samples(task, weights, x, y, mask)
+        if task.step is not None:
+            return one_by_one(task, weights, x, y)
         by_layers = from_layers(task, weights, x, y)
         if by_layers is not None:
             return by_layers
@@ -65,6 +67,13 @@ def from_samples(task: Task, weights: Weights, x: Inputs, y: Tensor, mask: Tenso
     share = torch.ones(len(y), dtype=task.dtype, device=y.device) if mask is None else mask
     share = share / share.sum().clamp(min=1)
     return {name: torch.tensordot(share, g.square(), dims=1) for name, g in grads.items()}
+
+
+def one_by_one(task: Task, weights: Weights, x: Inputs, y: Tensor) -> Params:
+    """For the training step of a LightningModule, of which nothing is known: sample by sample."""
+    places = [slice(i, i + 1) for i in range(len(y))]
+    squares = (zip_map(torch.square, task.gradient(weights, part(x, place), y[place])) for place in places)
+    return cast_like(weighted_sum(squares, [1 / len(y)] * len(y)), weights.params)
 
 
 def from_layers(task: Task, weights: Weights, x: Inputs, y: Tensor) -> Params | None:

@@ -52,10 +52,10 @@ from fl_lightning.penalty import Quadratic, overshoot_advice
 from fl_lightning.rules.implicit import ImplicitPenalty
 from fl_lightning.rules.ivon import Ivon, require_own_momentum
 from fl_lightning.rules.rule import Rule
-from fl_lightning.rules.sgd import Sgd
+from fl_lightning.rules.usual import usual
 from fl_lightning.system import memory as machine
 from fl_lightning.task import Weights
-from fl_lightning.training import Training
+from fl_lightning.training import Training, require_samples_of_sgd, require_sgd
 
 
 class State(NamedTuple):
@@ -167,8 +167,13 @@ class EP(Method):
             f"method.burn_in must be less than training.epochs, which is {training.epochs}, got {self.burn_in}: no "
             "epoch is left to sample from; set --training.epochs higher or --method.burn_in lower",
         )
+        if self.inference == "samples":
+            require_samples_of_sgd("method.inference samples takes", training)
         if self.inference == "vi":
             require_own_momentum(training)
+        elif self.prior_step == "implicit":
+            why = "method.prior_step implicit ends a step of SGD"
+            require_sgd(training, why, "use --method.prior_step explicit, or set --training.optimiser sgd")
         if self.memory == "ep":
             owners = sum(size > 0 for size in server.sizes)
             needed = 2 * owners * task.num_params * task.dtype.itemsize
@@ -196,7 +201,8 @@ class EP(Method):
 
     def rule(self, training: Training, context: Context) -> Rule:
         if self.inference != "vi":
-            return Sgd(training) if self.prior_step == "explicit" else ImplicitPenalty(training, self.penalty(context))
+            explicit = self.prior_step == "explicit"
+            return usual(training) if explicit else ImplicitPenalty(training, self.penalty(context))
         own: Own = context.own
         samples = own.samples / self.temperature
         prior = zip_map(lambda a: a / samples, self._cavity(context).precision)
@@ -269,9 +275,9 @@ class EP(Method):
             "precision_min": float(server.min()),
             "precision_max": float(server.max()),
             "cavity_clips": clipped,
-            "prior_stability": max(stability),
-            "stiffness": stability,
         }
+        if cohort.training.is_sgd:
+            numbers |= {"prior_stability": max(stability), "stiffness": stability}
         if isinstance(after.factors, ClientMemory):
             rows = [after.factors[n].precision for n in cohort.members]
             numbers["factors_negative"] = [float(sum(int((v < 0).sum()) for v in row.values())) for row in rows]

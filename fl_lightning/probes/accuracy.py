@@ -167,6 +167,7 @@ def measure(
     later: dict[str, float] = {}
     distances: list[float] = []
     own: dict[str, list[Any]] = {}
+    others: dict[str, float] = {}
     if evaluation.is_due(record.round, rounds):
         server = Weights(record.after.state.params, record.after.buffers)
         scores = _scores(task, server, dataset, record, evaluation)
@@ -174,6 +175,7 @@ def measure(
         personal, own = measure_personal(task, dataset, record, score_at)
         later |= personal
         distances = _distances(reference, server, record, evaluation) if reference is not None else []
+        others = _own_metrics(task, server, dataset)
         metrics, measured = _accuracies(scores, weights, task.likelihood.metric)
     seconds_evaluation = time.perf_counter() - start
     diagnosis = method.diagnose(record.before.state, record.cohort, record.reports, record.after.state)
@@ -198,6 +200,8 @@ def measure(
     }
     metrics |= later
     clients |= own
+    for name, number in others.items():
+        metrics[f"own_{name}" if name in metrics else name] = number
     if record.workers_idle is not None:
         metrics["workers_idle"] = record.workers_idle
     if distances:
@@ -253,6 +257,17 @@ def _distances(reference: Reference, server: Weights, record: RoundRecord, evalu
     if len(known) == len(record.clients):
         return [*reference.distances([server.params]), *known]
     return reference.distances([server.params, *(result.local.params for result in record.clients)])
+
+
+def _own_metrics(task: Task, server: Weights, dataset: Dataset) -> dict[str, float]:
+    """What the evaluation of a LightningModule logs of the server's model."""
+    if task.step is None:
+        return {}
+    places = torch.split(torch.arange(len(dataset.test_y), device=dataset.test_y.device), BLOCK)
+    x, y = dataset.to(task.device).test_x, dataset.test_y.to(task.device)
+    batches = ((dataset.inputs(part(x, i), task.dtype), dataset.targets(y[i], task.dtype)) for i in places)
+    with task.evaluating():
+        return task.step.metrics({**server.params, **server.buffers}, batches)
 
 
 def _validation(task: Task, server: Weights, dataset: Dataset) -> dict[str, float]:

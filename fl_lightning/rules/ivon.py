@@ -26,7 +26,7 @@ from torch import Tensor
 from fl_lightning.errors import require
 from fl_lightning.params import Params, zeros, zip_map
 from fl_lightning.rules.rule import Rule, Slopes, clipped
-from fl_lightning.training import Training
+from fl_lightning.training import Training, require_sgd
 
 
 class State(NamedTuple):
@@ -94,6 +94,7 @@ class Ivon(Rule):
 
 def require_own_momentum(training: Training) -> None:
     """Refuse settings of SGD that the rule has in another form."""
+    require_sgd(training, "IVON is an optimiser by itself")
     require(
         training.momentum == 0,
         "IVON averages gradients by itself (method.gradient_decay), expected training.momentum 0, got "

@@ -111,7 +111,7 @@ def test_matches_brute_force_on_every_engine(changes, engine):
 def test_normaliser_is_the_l1_norm_of_the_solvers_weights(momentum, mu, num_steps):
     """Also where lr * mu > 1 and the weights alternate in sign; and the closed forms of the docstring."""
     lr = 0.1
-    norm = solver_norm(num_steps, momentum, abs(1 - lr * mu))
+    norm = solver_norm([1.0] * num_steps, momentum, lr * mu)
     assert norm == pytest.approx(impulse_norm(num_steps, lr, momentum, mu), rel=1e-12)
     if lr * mu <= 1:
         closed = num_steps if not mu else (1 - (1 - lr * mu) ** num_steps) / (lr * mu)
