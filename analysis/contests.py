@@ -19,6 +19,7 @@ import pandas as pd
 
 from analysis.columns import column
 from analysis.statistics import expected_best, mean_interval
+from fl_lightning.direction import sign
 from tune import best
 
 # The paper's symbols.
@@ -150,7 +151,7 @@ def best_of_grid(
         table: Runs.
         metric: What is shown.
         keys: Conditions; by default whatever varies of data, model and rounds, and what the study says.
-        chosen_by: What is large if good; by default the study's own metric, or the one that is shown.
+        chosen_by: What decides; by default the study's own metric, or the one that is shown.
 
     Returns:
         One row per contest and case: the conditions, `case`, `method`, the tuned settings, `mean`, `low`, `high` and
@@ -192,7 +193,7 @@ class _Chosen(NamedTuple):
         tried: How many settings there were.
         diverged: How many of them diverged for some seed.
         incomplete: How many lack seeds.
-        scores: The means of all that were eligible, by which the choice was made, with their runs.
+        scores: The means of all that were eligible, large if good, by which the choice was made, with their runs.
     """
 
     runs: pd.DataFrame
@@ -216,7 +217,8 @@ def _chosen(case: pd.DataFrame, settings: Sequence[str], chosen_by: str) -> _Cho
         group.loc[group["ended"] & group[chosen_by].notna()].drop_duplicates("seed", keep="last") for group in groups
     ]
     diverged = [int(group.loc[group["status"].eq("diverged"), "seed"].nunique()) for group in groups]
-    tried = [best.Tried(good[chosen_by].tolist(), lost) for good, lost in zip(ended, diverged, strict=True)]
+    way = sign(chosen_by)
+    tried = [best.Tried(good[chosen_by].tolist(), lost, way) for good, lost in zip(ended, diverged, strict=True)]
     complete = best.complete(tried)
     place = best.best(tried) or 0
     return _Chosen(
@@ -226,7 +228,7 @@ def _chosen(case: pd.DataFrame, settings: Sequence[str], chosen_by: str) -> _Cho
         tried=len(groups),
         diverged=sum(one.diverged > 0 for one in tried),
         incomplete=sum(not whole and one.diverged == 0 for one, whole in zip(tried, complete, strict=True)),
-        scores=[(one.mean, good) for one, good, whole in zip(tried, ended, complete, strict=True) if whole],
+        scores=[(way * one.mean, good) for one, good, whole in zip(tried, ended, complete, strict=True) if whole],
     )
 
 

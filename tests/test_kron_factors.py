@@ -112,7 +112,7 @@ def joint_order(weight, bias):
 def test_of_one_sample_the_product_is_the_gauss_newton_block(name):
     task = task_of(PLAIN[name])
     found = factors(task, task.initial, client(X[:1], Y[:1]))
-    matrix = gauss_newton.matrix(task, task.initial, X[:1])
+    matrix = gauss_newton.matrix(task, task.initial, X[:1], Y[:1])
     offset = 0
     params = task.initial.params
     for key in found.inputs:
@@ -197,7 +197,7 @@ def test_factors_are_taken_in_evaluation_mode_and_leave_no_trace():
 def test_other_likelihoods_have_empirical_slopes_only():
     task = Task(task_of(PLAIN["linear"]).model, nn.functional.multi_margin_loss)
     factors(task, task.initial, client(), "empirical")
-    with pytest.raises(UserError, match="cross-entropy"):
+    with pytest.raises(UserError, match="curvature of the outputs is not known"):
         factors(task, task.initial, client(), "exact")
 
 

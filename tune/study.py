@@ -146,7 +146,8 @@ class Study:
         cases: The contestants.
         space: What is tuned for all of them.
         seeds: Repetitions.
-        metric: What is good if large; of the last round, averaged over seeds, it decides what is best. In a file that
+        metric: Of the last round, averaged over seeds, it decides what is best: the largest, or the smallest of NLL,
+            RMSE and others that are good if small. In a file that
             does not say, GA_validation if `base` has data.validation, else GA; the same for `stop`.
         search: How the space is searched.
         stop: When a run need not go on.

@@ -18,6 +18,7 @@ from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.full import Full
+from fl_lightning.likelihoods.likelihood import require_curvature
 from fl_lightning.method import Local, Server, Step
 from fl_lightning.params import Params, count, flatten, unflatten, zeros
 from fl_lightning.system import memory
@@ -35,6 +36,7 @@ class FullMatrix(Form):
 
     def check(self, name: str, training: Training, server: Server) -> None:
         """Refuse a matrix for which there is not enough memory or time, naming what it would take."""
+        require_curvature(server.task.likelihood)
         task, sizes = server.task, [size for size in server.sizes if size > 0]
         largest = max(sizes, default=0)
         online = self.measuring.online

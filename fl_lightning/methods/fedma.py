@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from fl_lightning import streams
 from fl_lightning.client_memory import ClientMemory
+from fl_lightning.likelihoods.likelihood import require_classes
 from fl_lightning.matching import (
     BIAS_MEAN,
     Matching,
@@ -124,6 +125,7 @@ class FedMa(Method):
         return widened(module, self.growth, convolutions=True, method="fedma")
 
     def check(self, training: Training, server: Server) -> None:
+        require_classes("fedma", server.task.likelihood)
         check_wide("fedma", server.task, server.holdout)
 
     def init(self, params: Params, num_clients: int) -> State:

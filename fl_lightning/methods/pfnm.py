@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from fl_lightning import streams
 from fl_lightning.client_memory import ClientMemory
+from fl_lightning.likelihoods.likelihood import require_classes
 from fl_lightning.matching import BIAS_MEAN, Prior, Units, by_class, class_shares, counted, match, require_settings
 from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, count, zip_map
@@ -115,6 +116,7 @@ class Pfnm(Method):
         return widened(module, self.growth, convolutions=False, method="pfnm")
 
     def check(self, training: Training, server: Server) -> None:
+        require_classes("pfnm", server.task.likelihood)
         check_wide("pfnm", server.task, server.holdout)
 
     def init(self, params: Params, num_clients: int) -> State:

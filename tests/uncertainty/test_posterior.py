@@ -323,5 +323,5 @@ def test_mistakes_are_one_line():
 def test_full_curvature_is_the_gauss_newton_matrix():
     task, dataset = problem()
     found = final_round(task, task.initial, clients_of(dataset, range(11), range(11, 40)), "full", "exact")
-    expected = gauss_newton.matrix(task, task.initial, dataset.train_x)
+    expected = gauss_newton.matrix(task, task.initial, dataset.train_x, dataset.train_y)
     torch.testing.assert_close(found.curvature["matrix"], expected)
