@@ -97,6 +97,14 @@ CATALOGUE: tuple[Entry, ...] = (
         lambda m: figures.learning_curves(m.rounds),
     ),
     Entry(
+        "personal_curves",
+        "Accuracy on the clients' own test sets",
+        "Before local training it is the server's model that is measured, after it each client's own; the mean over "
+        "clients.",
+        lambda m: m.lasts and "PA_after" in m.runs and bool(m.runs["PA_after"].notna().any()),
+        lambda m: figures.personal_curves(m.rounds),
+    ),
+    Entry(
         "curvatures",
         "GA and LA of the curvatures",
         "Colour is the form of the curvature, dash how it is evaluated.",
@@ -228,6 +236,15 @@ TABLES: tuple[TableEntry, ...] = (
         "entropy for inputs of no class. NLL, Brier, ECE and AURC are small if good.",
         lambda m: "ECE" in m.runs and bool(m.runs["ECE"].notna().any()),
         lambda m: tables.calibration(m.runs),
+        of_chosen=True,
+    ),
+    TableEntry(
+        "personal",
+        "Accuracy on the clients' own test sets",
+        "PA before: the server's model as a round begins; after: each client's model after local training. Means over "
+        "the clients of the last round; the mean of the worst tenth of them; their standard deviation.",
+        lambda m: "PA_after" in m.runs and bool(m.runs["PA_after"].notna().any()),
+        lambda m: tables.personal(m.runs),
         of_chosen=True,
     ),
     TableEntry(

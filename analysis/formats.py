@@ -27,8 +27,16 @@ ENDS = (" low", " high", " std")
 NOTHING = "–"
 # By the beginning of a column's name: whether the smallest or the largest of its numbers is the best.
 BETTER = {
-    **{"GA": "max", "LA": "max", "expected best": "max", "rounds to": "min"},
-    **{"accuracy": "max", "NLL": "min", "Brier": "min", "ECE": "min", "AURC": "min", "AUROC": "max"},
+    **{
+        "GA": "max",
+        "LA": "max",
+        "PA": "max",
+        "worst tenth": "max",
+        "spread": "min",
+        "expected best": "max",
+        "rounds to": "min",
+    },
+    **{"accuracy": "max", "NLL": "min", "RMSE": "min", "Brier": "min", "ECE": "min", "AURC": "min", "AUROC": "max"},
 }
 # Has what the others may not have, and is not in the contest.
 OUTSIDE = ("centralised",)

@@ -10,9 +10,9 @@ called in figures; `method`, `data`, `model`, `seed`, `partition` (equal for equ
 The metrics of `load` are those of the last round; `best_GA` is the largest of all rounds, `rounds` their number.
 
 `status` is finished, diverged, stopped (before its last round), running, or failed. `ended` says whether the run's
-last number is a result: it finished, or its study's own rule had seen enough. `confirms` says whether a run is on a
-fresh seed that confirms a choice; nobody chooses by it. Runs that diverged are kept: what they
-measured before stays in the table.
+last number is a result: it finished, or its own rule or its study's had seen enough. `confirms` says whether a run is
+on a fresh seed that confirms a choice; nobody chooses by it. Runs that diverged are kept: what they measured before
+stays in the table.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,6 +30,7 @@ from analysis.store import Content, Store, open_store
 from fl_lightning.errors import UserError, unknown
 from fl_lightning.runs.palette import DISPLAY
 from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
+from fl_lightning.runs.recording import STOPPED_TAG
 from fl_lightning.runs.track import PARENT_TAG
 from fl_lightning.system.spreadsheet import original
 
@@ -148,7 +149,7 @@ class Runs:
             if name not in settings:  # nobody has begun
                 settings[name] = None
         frame = pd.concat([frame, metrics.astype(float), settings], axis=1)
-        frame["ended"] = frame["status"].eq("finished")
+        frame["ended"] = frame["status"].eq("finished") | _by_own_rule(frame, tags.get(STOPPED_TAG))
         frame["start"] = pd.to_datetime(frame["start"], unit="ms")
         frame["end"] = pd.to_datetime(frame["end"], unit="ms")
         frame = frame.reset_index()
@@ -346,6 +347,14 @@ class Runs:
             if listed is not None:
                 cases = dict(zip(listed["run_id"], listed["case"].map(original), strict=True))
         return Sweep(study, str(tags[f"{STUDY_PREFIX}{study}"]), run_id, content, cases)
+
+
+def _by_own_rule(frame: pd.DataFrame, tag: "pd.Series[Any] | None") -> "pd.Series[bool]":
+    """Whether a run was stopped by a rule of its own, and has not gone on since."""
+    if tag is None:
+        return pd.Series(False, frame.index)
+    after = tag.astype("string").str.extract(r"^round (\d+)", expand=False).astype(float)
+    return frame["status"].eq("stopped") & after.eq(frame["rounds"])
 
 
 def _nothing_left(study: str | None, where: Mapping[str, Any] | None, tags: Mapping[str, str] | None) -> str:

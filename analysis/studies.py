@@ -7,9 +7,9 @@ import pandas as pd
 
 from analysis.store import Store
 from fl_lightning.runs.palette import DISPLAY
+from fl_lightning.stopping import Stop
 from tune import best
 from tune.edges import spaces
-from tune.study import Stop
 
 
 def attributes(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,6 +19,7 @@ def attributes(content: Mapping[str, Any]) -> dict[str, Any]:
         "conditions": sorted(keys.environments),
         "tuned": sorted(keys.tuned),
         "cases": sorted(keys.cases),
+        "given": sorted(keys.given),
         "metric": metric,
     }
     known["spaces"] = {DISPLAY.get(case, case): tried for case, tried in spaces(content).items()}
@@ -45,6 +46,7 @@ def as_the_study_sees(table: pd.DataFrame, content: Mapping[str, Any], store: St
     A run may belong to several studies: one chooses by it, another confirms with it or stops it earlier.
     """
     table = table.copy()
+    table["ended"] = table["status"].eq("finished")  # what a rule of its own had seen enough of may not be enough here
     if content.get("seeds"):
         table["confirms"] = table["seed"].isin(confirming(content))
     if content.get("stop"):

@@ -26,6 +26,13 @@ from analysis.statistics import (
 )
 from fl_lightning.errors import unknown
 
+# What is measured on the clients' own test sets, and how a table calls it.
+PERSONAL = {
+    f"PA_{when}{ending}": f"{words} {when} (%)"
+    for when in ("before", "after")
+    for ending, words in (("", "PA"), ("_worst", "worst tenth"), ("_std", "spread"))
+}
+
 
 def accuracy_and_rounds(
     runs: pd.DataFrame, rounds: pd.DataFrame, thresholds: Sequence[float] = (0.3, 0.4)
@@ -134,7 +141,7 @@ def correlations(runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     ended = contests.final_stage(runs.loc[runs["ended"]])
     keys = contests.conditions(ended)
-    for contest in contests.groups(ended, keys):
+    for contest in contests.groups(ended.dropna(subset=["GA", "LA"]), keys):
         where = {contests.symbol(key): contest[key].iloc[0] for key in keys}
         rows += [{"of": "GA", "with": "LA", **where, **row} for row in _by_case(contest, contest["LA"], contest["GA"])]
     for x, y in (("AE", "GA"), ("LF", "LA")):
@@ -215,6 +222,22 @@ def calibration(runs: pd.DataFrame) -> pd.DataFrame:
                 if f"{prefix}AUROC/{name}" in mine and mine[f"{prefix}AUROC/{name}"].notna().any():
                     line |= spread_columns(f"AUROC {name}", mine[f"{prefix}AUROC/{name}"])
             rows.append(line | {"n": int(mine[f"{prefix}NLL"].notna().sum())})
+    return pd.DataFrame(rows)
+
+
+def personal(runs: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy on the clients' own test sets, before and after local training, at the best setting of every case."""
+    best = contests.best_of_grid(runs)
+    keys = contests.conditions(runs)
+    rows = []
+    for _, row in best.iterrows():
+        mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
+        if mine["PA_after"].isna().all():
+            continue
+        line = {contests.symbol(key): row[key] for key in keys} | {"case": row["case"]}
+        for name, words in PERSONAL.items():
+            line |= spread_columns(words, 100 * mine[name])
+        rows.append(line | {"n": int(mine["PA_after"].notna().sum())})
     return pd.DataFrame(rows)
 
 
@@ -328,6 +351,7 @@ __all__ = [
     "html",
     "latex",
     "paired_comparison",
+    "personal",
     "readable",
     "reference_case",
     "save",

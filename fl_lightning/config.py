@@ -12,24 +12,23 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast, get_type_hints
+from typing import Any, NamedTuple, cast, get_type_hints
 
-import torch
 import yaml
 from docstring_parser import parse as parse_docstring
 from jsonargparse import ArgumentError, ArgumentParser
 
-from fl_lightning import discovery, streams
-from fl_lightning.data.dataset import Dataset, Source
+from fl_lightning import discovery
+from fl_lightning.computing import Compute, Model
+from fl_lightning.data.dataset import Source
 from fl_lightning.data.partition import Split
 from fl_lightning.engines.engine import Engine
 from fl_lightning.errors import UserError, require
 from fl_lightning.federation import Federation
 from fl_lightning.method import Method
-from fl_lightning.probes.settings import Probe
-from fl_lightning.task import Task
+from fl_lightning.probes.settings import Evaluation, Probe
 from fl_lightning.training import Training
-from fl_lightning.type_words import in_words
+from fl_lightning.type_words import type_in_words
 from fl_lightning.uncertainty.settings import Uncertainty
 from fl_lightning.usual_names import unknown_setting
 
@@ -40,54 +39,6 @@ PARTS = {
     "model": ("models", "mlp", "Network of every client."),
     "engine": ("engines", "lightning", "How local training is carried out; the numbers are the same up to rounding."),
 }
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Where and in which precision to compute.
-
-    Attributes:
-        device: auto takes a GPU if there is one; otherwise cpu, cuda, cuda:1 and so on.
-        precision: Floating point type of parameters and inputs.
-        threads: CPU threads of torch; more than 1 may change the last bits from machine to machine.
-    """
-
-    device: str = "auto"
-    precision: Literal["float32", "float64"] = "float32"
-    threads: int = 1
-
-    def __post_init__(self) -> None:
-        require(self.threads >= 1, f"compute.threads must be at least 1, got {self.threads}")
-
-    @property
-    def torch_device(self) -> torch.device:
-        """The device, or an error if this machine has none such."""
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            raise UserError(f"compute.device must be auto, cpu, cuda or cuda:<number>, got {self.device!r}") from None
-        require(
-            device.type != "cuda" or torch.cuda.is_available(),
-            f"compute.device is {self.device!r}, but torch sees no GPU here; use --compute.device cpu",
-        )
-        return device
-
-
-@dataclass(frozen=True)
-class Model:
-    """A discovered model with its own settings; shape and classes follow the data."""
-
-    name: str = "mlp"
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def build(self, dataset: Dataset, seed: int, compute: Compute) -> Task:
-        """The task, with initial weights that depend on the seed alone."""
-        cls = discovery.find("models", self.name)
-        with streams.global_noise(seed, "weights"):  # drawn in float32 on the CPU: the same for every device
-            model = cls(dataset.shape, dataset.num_classes, **self.options)
-        return Task(model.to(compute.torch_device, getattr(torch, compute.precision)))
 
 
 @dataclass(frozen=True)
@@ -105,18 +56,19 @@ class RunConfig:
     seed: int
     probe: Probe = field(default_factory=Probe)
     uncertainty: Uncertainty = field(default_factory=Uncertainty)
+    evaluation: Evaluation = field(default_factory=Evaluation)
 
     def flat(self) -> dict[str, Any]:
         """All settings by dotted key."""
         flat: dict[str, Any] = {}
-        for part, value in (("method", self.method), ("data", self.source), ("engine", self.engine)):
-            flat[part] = discovery.name_of(PARTS[part][0], type(value)) or type(value).__name__
+        for part, value in self._parts.items():
+            flat[part] = _name_of(part, value)
             flat |= {f"{part}.{name}": v for name, v in _field_values(value).items()}
             if part == "data":
                 flat |= {f"data.{name}": v for name, v in _field_values(self.split).items()}
                 flat["model"] = self.model.name
                 flat |= {f"model.{name}": v for name, v in self.model.options.items()}
-        for section in ("training", "federation", "compute", "probe", "uncertainty"):
+        for section in ("training", "federation", "compute", "evaluation", "probe", "uncertainty"):
             flat |= {f"{section}.{name}": v for name, v in _field_values(getattr(self, section)).items()}
         return flat | {"seed": self.seed}
 
@@ -151,8 +103,17 @@ class RunConfig:
     @property
     def names(self) -> dict[str, str]:
         """The names of the parts: method, data, model, engine."""
-        flat = self.flat()
-        return {part: flat[part] for part in PARTS}
+        found = {part: _name_of(part, value) for part, value in self._parts.items()}
+        return {part: self.model.name if part == "model" else found[part] for part in PARTS}
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """Those that are instances of a discovered class, by key."""
+        return {"method": self.method, "data": self.source, "engine": self.engine}
+
+
+def _name_of(part: str, value: Any) -> str:
+    return discovery.name_of(PARTS[part][0], type(value)) or type(value).__name__
 
 
 class Field(NamedTuple):
@@ -177,14 +138,41 @@ def parse(flags: Sequence[str]) -> RunConfig:
     """A run's configuration from `--key=value` or `--key value` flags; later ones override earlier ones."""
     names = chosen_names(flags)
     schema = schema_of(names)
-    parser = parser_of(schema)
     check_flags(flags, schema, names)
+    classes = (discovery.find(kind, names[part]) for part, (kind, _, _) in PARTS.items())
+    return build({**_typed_defaults(*classes, **names), **_given(schema, flags)})
+
+
+def _given(schema: Mapping[str, Field], flags: Sequence[str]) -> dict[str, Any]:
+    """The settings that flags name."""
+    pairs = [flag.removeprefix("--").partition("=") for flag in flags if flag.startswith("--")]
+    if len(pairs) == len(flags) and all(equals for _, equals, _ in pairs):
+        return {key: _typed_value(key, schema[key].type, text) for key, _, text in pairs}
+    return _typed({key: schema[key] for key, _, _ in pairs}, flags)
+
+
+def _value(key: str, kind: Any, text: str) -> Any:
+    """What a flag makes of a setting."""
+    return _typed({key: Field(kind, None, "")}, [f"--{key}={text}"])[key]
+
+
+def _defaults(*classes: type[Any], **names: str) -> dict[str, Any]:
+    """All settings of a run with these parts, as they are if none is given."""
+    return _typed(schema_of(names), []) | names
+
+
+# The parser takes a millisecond per setting, whether it is given or not; so it sees each value of each once.
+_typed_value = cast("Callable[[str, Any, str], Any]", functools.lru_cache(maxsize=4096)(_value))
+_typed_defaults = cast("Callable[..., dict[str, Any]]", functools.lru_cache(maxsize=1024)(_defaults))
+
+
+def _typed(schema: Mapping[str, Field], flags: Sequence[str]) -> dict[str, Any]:
+    """What the flags make of some settings, each of its type."""
     try:
-        parsed = parser.parse_args(list(flags)).as_flat()
+        parsed = parser_of(schema).parse_args(list(flags)).as_flat()
     except ArgumentError as error:
         raise UserError(_explain(str(error), schema)) from None
-    values = {key: getattr(parsed, _dest(key)) for key in schema}
-    return build(values)
+    return {key: getattr(parsed, _dest(key)) for key in schema}
 
 
 def build(values: Mapping[str, Any]) -> RunConfig:
@@ -210,6 +198,7 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         seed=values["seed"],
         probe=Probe(**section("probe", Probe)),
         uncertainty=Uncertainty(**section("uncertainty", Uncertainty)),
+        evaluation=Evaluation(**section("evaluation", Evaluation)),
     )
 
 
@@ -274,7 +263,7 @@ def schema_of(names: Mapping[str, str]) -> dict[str, Field]:
         if part == "data":
             schema |= {f"data.{name}": item for name, item in fields_of(Split).items()}
     sections: dict[str, type[Any]] = {"training": Training, "federation": Federation, "compute": Compute}
-    sections |= {"probe": Probe, "uncertainty": Uncertainty}
+    sections |= {"evaluation": Evaluation, "probe": Probe, "uncertainty": Uncertainty}
     for prefix, section in sections.items():
         schema |= {f"{prefix}.{name}": item for name, item in fields_of(section).items()}
     schema["seed"] = Field(int, 0, "Key of every random draw: weights, partition, cohorts, batches.")
@@ -373,7 +362,7 @@ def _explain(message: str, schema: Mapping[str, Field]) -> str:
     given = re.search(r"(?:Got value|Given value): (.*)$", line)
     if key is None or given is None or key[1] not in schema:
         return line
-    return f"{key[1]} must be {in_words(schema[key[1]].type)}, got {given[1]}"
+    return f"{key[1]} must be {type_in_words(schema[key[1]].type)}, got {given[1]}"
 
 
 def _one_line(message: str) -> str:

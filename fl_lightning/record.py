@@ -17,6 +17,7 @@ class ClientResult(NamedTuple):
         prior_loss: Value of the method's penalty at its final model, 0 without one.
         score: Its model on the test set, if somebody has measured that already.
         distance: Of its model from a reference posterior, likewise.
+        own: Its model on its own test set, likewise.
     """
 
     local: Local
@@ -24,6 +25,7 @@ class ClientResult(NamedTuple):
     prior_loss: float
     score: Score | None = None
     distance: float | None = None
+    own: Score | None = None
 
 
 class Snapshot(NamedTuple):

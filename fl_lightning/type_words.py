@@ -3,10 +3,10 @@
 from typing import Any, Literal, get_args, get_origin
 
 
-def in_words(kind: Any) -> str:
+def type_in_words(kind: Any) -> str:
     """A type as one would say it.
 
-    >>> in_words(float | None), in_words(Literal["a", "b"]), in_words(tuple[int, ...])
+    >>> type_in_words(float | None), type_in_words(Literal["a", "b"]), type_in_words(tuple[int, ...])
     ('a number or null', 'one of a, b', 'a list, each a whole number')
     """
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
@@ -15,8 +15,8 @@ def in_words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}" if len(get_args(kind)) > 1 else str(get_args(kind)[0])
     if get_origin(kind) in (tuple, list):
-        return f"a list, each {in_words(get_args(kind)[0])}"
-    return " or ".join(in_words(option) for option in get_args(kind)) or str(kind)
+        return f"a list, each {type_in_words(get_args(kind)[0])}"
+    return " or ".join(type_in_words(option) for option in get_args(kind)) or str(kind)
 
 
 def type_name(kind: Any) -> str:

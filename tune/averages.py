@@ -1,5 +1,6 @@
 """Means over seeds, for every table of comparisons and sweeps."""
 
+import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
@@ -20,8 +21,8 @@ def mean_and_deviation(values: Sequence[float], digits: str) -> str:
 
 
 def rounds_to(history: History, threshold: float) -> int | None:
-    """The first round with GA at or above the threshold."""
-    return next((i for i, m in enumerate(history, start=1) if m.metrics["GA"] >= threshold), None)
+    """The first round that was measured with GA at or above the threshold."""
+    return next((i for i, m in enumerate(history, start=1) if m.metrics.get("GA", -math.inf) >= threshold), None)
 
 
 def arrival(histories: Sequence[History], threshold: float, digits: str) -> str:

@@ -10,6 +10,7 @@ from fl_lightning.config import RunConfig
 from fl_lightning.errors import require
 from fl_lightning.experiment import check
 from fl_lightning.runs.folder import Result
+from fl_lightning.stopping import Stop
 from fl_lightning.system import activity
 from tune.averages import arrival, mean_and_deviation
 from tune.estimate import Estimate
@@ -51,7 +52,11 @@ def label_of(variant: str) -> str:
 
 
 def study_of(
-    settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], name: str | None = None
+    settings: Mapping[str, Any],
+    variants: Sequence[str],
+    seeds: Sequence[int],
+    name: str | None = None,
+    stop: Stop | None = None,
 ) -> Study:
     """A comparison as a study: a case for every variant, in one environment.
 
@@ -60,6 +65,7 @@ def study_of(
         variants: The contestants, as `variant_settings` reads them.
         seeds: Repetitions.
         name: By which a report can select it; by default `name_of`.
+        stop: When a run need not go on.
     """
     for kind, names in (("method", list(map(label_of, variants))), ("seed", list(map(str, seeds)))):
         twice = [one for one in names if names.count(one) > 1]
@@ -68,7 +74,8 @@ def study_of(
     cases = tuple(Case(label_of(variant), variant_settings(variant)) for variant in variants)
     about = f"Comparison of {', '.join(case.label for case in cases)}."
     name = name or name_of(settings, variants)
-    return Study(name, "", about, dict(settings), cases=cases, seeds=tuple(seeds), keep_checkpoints=True)
+    base = dict(settings)
+    return Study(name, "", about, base, cases=cases, seeds=tuple(seeds), stop=stop, keep_checkpoints=True)
 
 
 def compare(study: Study, options: Options, watch: Watch) -> tuple[list[Outcome], dict[str, str]]:
@@ -115,12 +122,12 @@ def table(outcomes: Sequence[Outcome], threshold: float) -> list[dict[str, str]]
     rows = []
     for variant in dict.fromkeys(outcome.variant for outcome in outcomes):
         mine = [outcome for outcome in outcomes if outcome.variant == variant]
-        ended = [outcome.result for outcome in mine if outcome.result.status == "finished"]
+        ended = [outcome.result for outcome in mine if outcome.result.status != "diverged"]
         rows.append(
             {
                 "method": variant,
-                "GA (%)": mean_and_deviation([100 * result.final["GA"] for result in ended], ".1f"),
-                "LA (%)": mean_and_deviation([100 * result.final["LA"] for result in ended], ".1f"),
+                "GA (%)": _percent(ended, "GA"),
+                "LA (%)": _percent(ended, "LA"),
                 f"rounds to {threshold:.0%}": arrival([one.result.history for one in mine], threshold, ".1f"),
                 "runs": f"{len(mine)}"
                 if len(ended) == len(mine)
@@ -128,3 +135,9 @@ def table(outcomes: Sequence[Outcome], threshold: float) -> list[dict[str, str]]
             }
         )
     return rows
+
+
+def _percent(results: Sequence[Result], metric: str) -> str:
+    """Of those runs that have measured it."""
+    known = [100 * result.final[metric] for result in results if metric in result.final]
+    return mean_and_deviation(known, ".1f")

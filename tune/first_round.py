@@ -25,10 +25,10 @@ from fl_lightning.federation import draw_cohort
 from fl_lightning.loop import Finish, Setup, beginning, close_round, plans_of, set_up
 from fl_lightning.method import Cohort, Context, Method, Step, with_round_lr
 from fl_lightning.params import Params, zip_map
-from fl_lightning.probes.accuracy import score
+from fl_lightning.probes.accuracy import score_local
 from fl_lightning.record import RoundRecord, Snapshot
 from fl_lightning.rules.rule import Rule
-from fl_lightning.rules.sgd import Sgd
+from fl_lightning.rules.usual import is_usual, usual
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.task import Score, Weights
 from fl_lightning.training import Training
@@ -87,7 +87,7 @@ class Bundle:
         return None
 
     def rule(self, training: Training, context: Context) -> Rule:
-        return Sgd(training)
+        return usual(training)
 
     def trace(self, context: Context) -> Trajectory:
         traces = tuple(
@@ -183,6 +183,8 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
     method, task, federation = config.method, problem.task, config.federation
     if federation.rounds > 1 or federation.straggler_fraction > 0 or task.initial.buffers:
         return None
+    if not config.training.is_steady or task.step is not None:  # a longer training may begin otherwise
+        return None
     if method.one_by_one or type(method).network is not Method.network:
         return None
     try:
@@ -205,7 +207,7 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
     context = method.broadcast(before.state, cohort)
     members = [context.of_member(position) for position in range(len(cohort.members))]
     plain = all(
-        method.penalty(own) is None and not method.frozen(own) and isinstance(method.rule(cohort.training, own), Sgd)
+        method.penalty(own) is None and not method.frozen(own) and is_usual(method.rule(cohort.training, own))
         for own in members
     )
     own_data = all(torch.equal(setup.data[n].indices.cpu(), problem.clients[n]) for n in cohort.members)
@@ -272,9 +274,12 @@ def _record(
     context = candidate.context
     finished = Finish(method)((fit, context.of_member(position)) for position, fit in enumerate(own))
     record = close_round(method, cohort, candidate.before, context, plans, finished, 0.0, candidate.config.engine)
+    if not candidate.config.evaluation.local:
+        yield record
+        return
     if epochs not in scores:  # the clients' models are the same for every method
         models = [Weights(result.local.params, result.local.buffers) for result in record.clients]
-        scores[epochs] = score(problem.task, models, problem.dataset)
+        scores[epochs] = score_local(problem.task, models, problem.dataset, candidate.config.evaluation)
     clients = [result._replace(score=score) for result, score in zip(record.clients, scores[epochs], strict=True)]
     yield record._replace(clients=clients)
 

@@ -1,20 +1,21 @@
 """What the runs of a cell have shown, and which cell of a contest is the best."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from fl_lightning.config import RunConfig
+from fl_lightning.direction import sign
 from fl_lightning.errors import unknown
-from fl_lightning.runs import folder as run_folder
-from fl_lightning.runs.folder import Result
+from fl_lightning.runs.folder import Result, ended
+from fl_lightning.stopping import ALWAYS
 from tune import best
 from tune.averages import arrival, mean_and_deviation
 from tune.edges import edges, space_of
 from tune.grid import Cell
-from tune.study import Stop, Study
+from tune.study import Study
 
 # Accuracies are shown in percent.
 PERCENT = frozenset({"GA", "LA", best.VALIDATION})
@@ -48,7 +49,8 @@ class CellOutcome(NamedTuple):
     @property
     def tried(self) -> best.Tried:
         """What the rule for the best looks at."""
-        return best.Tried(self.values, sum(result.status == "diverged" for _, result in self.runs))
+        diverged = sum(result.status == "diverged" for _, result in self.runs)
+        return best.Tried(self.values, diverged, sign(self.metric))
 
 
 def outcome_of(cell: Cell, out: Path, study: Study) -> CellOutcome:
@@ -57,26 +59,11 @@ def outcome_of(cell: Cell, out: Path, study: Study) -> CellOutcome:
     return CellOutcome(cell, study.metric, [(config, result) for config, result in found if result])
 
 
-def ended(config: RunConfig, out: Path, stop: Stop | None) -> Result | None:
-    """How a run ended, by itself or by the study's rule; None if a part of it is missing.
-
-    What a scheduler has stopped is no result. What another study has computed beyond this one's rule does not count.
-    """
-    result = run_folder.latest(config, out)
-    if result is not None and stop is not None:
-        enough = stop.enough([measured(measurement.metrics, stop.metric) for measurement in result.history])
-        if enough is not None:
-            # Whether it diverged later, this study would never have seen.
-            status = "stopped" if result.status == "diverged" else result.status
-            return replace(result, status=status, history=result.history[:enough])
-    return None if result is None or result.status == "stopped" else result
-
-
 def measured(metrics: Mapping[str, float], metric: str) -> float:
-    """The value of a metric, or an error that names the nearest one."""
-    if metric not in metrics:
+    """The value of a metric, NaN in a round that was not measured, or an error that names the nearest one."""
+    if metric not in metrics and ALWAYS in metrics:
         raise unknown("metric", metric, metrics)
-    return metrics[metric]
+    return metrics.get(metric, math.nan)
 
 
 def best_of(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:
@@ -159,7 +146,7 @@ def _title(metric: str) -> str:
 
 def _mean(results: Sequence[Result], metric: str) -> str:
     percent = metric in PERCENT
-    values = [result.final[metric] * (100 if percent else 1) for result in results]
+    values = [result.final[metric] * (100 if percent else 1) for result in results if metric in result.final]
     return mean_and_deviation(values, ".2f" if percent else ".3g")
 
 

@@ -1,6 +1,7 @@
 """A fair search: Optuna and ASHA, each case and environment on its own and all with the same budget."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ class FairSearch(Searcher):
         return {"settings": settings, "contest": contest.name, "number": len(points), "case": cell.case}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        self._owner[trial_id].searcher.on_trial_result(trial_id, result)
+        if not math.isnan(result[VALUE]):  # not measured yet
+            self._owner[trial_id].searcher.on_trial_result(trial_id, result)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         failed = error or not result or bool(result.get("failures"))
@@ -140,8 +142,8 @@ class FairAsha(FIFOScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         ended = result["rounds"] >= trial.config["settings"][0]["federation.rounds"]
-        if ended or result.get("done") or result.get("failures"):
-            return str(TrialScheduler.CONTINUE)  # it would be stopped just before its end
+        if ended or result.get("done") or result.get("failures") or math.isnan(result[VALUE]):
+            return str(TrialScheduler.CONTINUE)  # it would be stopped just before its end, or before it was measured
         name = f"{trial.config['contest']} {trial.config['number']}"
         if result[VALUE] == float("-inf"):  # diverged, which is no number to compare others with
             return str(TrialScheduler.STOP)

@@ -5,6 +5,8 @@ One YAML or Python file, data without logic:
     about: FOLA against FedAvg.                 # shown by `fl-lightning list studies`
     base: {data: digits, federation.rounds: 20} # settings of every run, by dotted key
     environments: {data.alpha: [0.01, 1]}       # what nobody can choose; every combination is a contest of its own
+    given:                                      # settings that go with a condition
+      - {when: {data.alpha: 0.01}, training.lr: 0.05}
     cases:                                      # the contestants, each with settings and a space of its own
       - {label: FedAvg, method: fedavg}
       - {label: FOLA, method: fola, space: {method.strength: [1, 100]}}
@@ -18,11 +20,12 @@ many samples every case gets in every environment, the same for all: `search: {a
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from fl_lightning.errors import require, unknown
+from fl_lightning.stopping import Stop
 from tune.best import ROUNDS
 from tune.identity import short_hash
 
@@ -51,6 +54,26 @@ class Case:
     label: str
     settings: Mapping[str, Any]
     space: Mapping[str, Range] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Settings that go with a condition, such as the model of a data set.
+
+    Attributes:
+        when: The values, by key, any of which each of these settings must have.
+        settings: What then takes the place of `base`.
+    """
+
+    when: Mapping[str, tuple[Any, ...]]
+    settings: Mapping[str, Any]
+
+    def holds(self, settings: Mapping[str, Any]) -> bool:
+        """Whether settings meet the condition; flags are text, and `1e-1` is 0.1."""
+        return all(
+            any(str(value) == str(settings.get(key)) or number(value) == number(settings.get(key)) for value in values)
+            for key, values in self.when.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -96,49 +119,6 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Stop:
-    """When a run need not go on.
-
-    Attributes:
-        metric: What is watched.
-        at_least: Stop when it has reached this.
-        patience: Stop when it has not improved for this many rounds.
-    """
-
-    metric: str = "GA"
-    at_least: float = math.inf
-    patience: float = math.inf
-
-    def __post_init__(self) -> None:
-        require(isinstance(self.metric, str), f"stop.metric must be the name of a metric, got {self.metric!r}")
-        require(
-            not math.isnan(number(self.at_least)) and not isinstance(self.at_least, str),
-            f"stop.at_least must be a number, got {self.at_least!r}",
-        )
-        require(
-            whole(self.patience) or self.patience == math.inf,
-            f"stop.patience must be a number of rounds >= 1, got {self.patience!r}",
-        )
-
-    def reached(self, values: Sequence[float]) -> bool:
-        """Whether the values of the rounds so far are enough.
-
-        >>> Stop(patience=2).reached([0.1, 0.3, 0.2]), Stop(patience=2).reached([0.1, 0.3, 0.2, 0.3])
-        (False, True)
-        """
-        best = max(range(len(values)), key=lambda i: (values[i], -i))
-        return values[-1] >= self.at_least or len(values) - 1 - best >= self.patience
-
-    def enough(self, values: Sequence[float]) -> int | None:
-        """After how many rounds a run could have stopped; None if not yet.
-
-        >>> Stop(at_least=0.5).enough([0.1, 0.6, 0.7]), Stop(at_least=0.5).enough([0.1])
-        (2, None)
-        """
-        return next((number for number in range(1, len(values) + 1) if self.reached(values[:number])), None)
-
-
-@dataclass(frozen=True)
 class Confirm:
     """How the best settings are confirmed.
 
@@ -162,10 +142,12 @@ class Study:
         about: A sentence.
         base: Settings of every run.
         environments: Conditions; a contest in every combination of them.
+        given: Settings that go with some of these conditions.
         cases: The contestants.
         space: What is tuned for all of them.
         seeds: Repetitions.
-        metric: What is good if large; of the last round, averaged over seeds, it decides what is best. In a file that
+        metric: Of the last round, averaged over seeds, it decides what is best: the largest, or the smallest of NLL,
+            RMSE and others that are good if small. In a file that
             does not say, GA_validation if `base` has data.validation, else GA; the same for `stop`.
         search: How the space is searched.
         stop: When a run need not go on.
@@ -185,6 +167,7 @@ class Study:
     about: str = ""
     base: Mapping[str, Any] = field(default_factory=dict)
     environments: Mapping[str, Range] = field(default_factory=dict)
+    given: tuple[Given, ...] = ()
     cases: tuple[Case, ...] = ()
     space: Mapping[str, Range] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
@@ -223,6 +206,7 @@ class Study:
         )
         for key, values in self.environments.items():
             require(values.kind == "grid", f"environments.{key} must be a list of values, got {values.kind}")
+        self._check_given()
         require(
             self.search.algorithm == "grid" or any(spaces),
             f"study {self.name} searches an empty space; name at least one key under `space`",
@@ -248,6 +232,28 @@ class Study:
             self.reference is not None or not any(REFERENCE in map(str, one.values()) for one in settings),
             f"study {self.name} has a setting {REFERENCE} but no `reference`; give the settings of the reference run",
         )
+
+    def _check_given(self) -> None:
+        for one in self.given:
+            strange = [key for key in one.when if key not in self.environments and key not in self.base]
+            require(
+                not strange,
+                f"study {self.name}: given.when expected settings of environments or base, got {', '.join(strange)}; "
+                "name them there",
+            )
+            twice = [key for key in one.settings if key in self.environments or key in one.when]
+            require(
+                not twice,
+                f"study {self.name}: given sets {', '.join(twice)}, which is a condition itself; leave one out",
+            )
+
+    def base_in(self, environment: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of every run under some conditions."""
+        base = dict(self.base)
+        for one in self.given:
+            if one.holds({**self.base, **environment}):
+                base |= one.settings
+        return base
 
     @property
     def identity(self) -> str:

@@ -20,7 +20,9 @@ from fl_lightning.config import RunConfig
 from fl_lightning.errors import require
 from fl_lightning.experiment import Outputs
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.folder import ended
 from fl_lightning.runs.identity import identity
+from fl_lightning.stopping import Stop
 from fl_lightning.system import activity, memory
 from fl_lightning.workers.crew import Crew, Workers, pool_of
 from tune import record
@@ -28,9 +30,9 @@ from tune.cluster import connected
 from tune.estimate import Estimate
 from tune.follow_up import confirmed, continued
 from tune.grid import Cell, cells, reference_cells
-from tune.outcome import CellOutcome, ended, outcome_of
+from tune.outcome import CellOutcome, outcome_of
 from tune.packing import Unit, compact, packs, units
-from tune.study import Stop, Study
+from tune.study import Study
 from tune.work import Instructions, one_after_the_other
 
 # Lost nodes and killed processes; a run's own failure is recorded and not tried again in the same sweep.

@@ -71,6 +71,7 @@ def falls(rounds: pd.DataFrame, after: int = 0) -> "pd.Series[float]":
 
     NaN for runs that have not gone on after them.
     """
-    ordered = rounds.loc[rounds["round"] >= after].sort_values(["run_id", "round"])
+    measured = rounds.loc[rounds["GA"].notna()]
+    ordered = measured.loc[measured["round"] >= after].sort_values(["run_id", "round"])
     lost = 100 * (-ordered.groupby("run_id")["GA"].diff()).clip(lower=0)
     return lost.groupby(ordered["run_id"]).sum(min_count=1)

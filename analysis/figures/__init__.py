@@ -17,6 +17,7 @@
 | `landscape()` | two posteriors in the plane, their ridge, average and product |
 | `reliability(curves)`, `risk_coverage(curves)`, `entropies(curves)` | how far predictions can be trusted |
 | `partitions(counts)` | who holds which classes |
+| `personal_curves(rounds)` | accuracy on the clients' own test sets, before and after local training |
 | `learning_curves(rounds)`, `against_bytes(rounds)`, `against_seconds(rounds)` | GA and LA over rounds, traffic, time |
 
 Tables come from `analysis.runs`. A figure is a `Picture`: `remarks` says what a reader must know about it, and a figure
@@ -32,6 +33,7 @@ from analysis.figures.curves import (
     curves_by_clients,
     learning_curves,
     online_against_offline,
+    personal_curves,
     prior_and_product,
 )
 from analysis.figures.landscape import landscape
@@ -58,6 +60,7 @@ __all__ = [
     "over_epochs",
     "over_hyperparameters",
     "partitions",
+    "personal_curves",
     "precision_matrix",
     "prior_and_product",
     "reliability",

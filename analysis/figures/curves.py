@@ -70,6 +70,11 @@ def prior_and_product(rounds: pd.DataFrame) -> Picture:
     return _draw(rounds, "method.strength", ("GA", "LA"), _rounds_axis)
 
 
+def personal_curves(rounds: pd.DataFrame) -> Picture:
+    """Accuracy on the clients' own test sets, before and after local training."""
+    return _draw(rounds, None, ("PA_before", "PA_after"), _rounds_axis, chosen_by="GA")
+
+
 def against_bytes(rounds: pd.DataFrame, by: str | None = None, metrics: Sequence[str] = ("GA",)) -> Picture:
     """Accuracy over what was sent in both directions by all clients: who sends twice as much arrives at half the x."""
     return _draw(rounds, by, metrics, _bytes_axis)
@@ -115,12 +120,14 @@ def _draw(
     metrics: Sequence[str],
     axis_of: Callable[[pd.DataFrame], Axis],
     wide: bool = False,
+    chosen_by: str | None = None,
 ) -> Picture:
     if not len(rounds):
         return style.empty("no round has been measured yet", rounds)
-    lacking = [metric for metric in metrics if metric not in rounds or rounds[metric].isna().all()]
-    if lacking:
-        return style.empty(f"no run has measured {', '.join(lacking)}", rounds)
+    known = [metric for metric in metrics if metric in rounds and rounds[metric].notna().any()]
+    if not known:
+        return style.empty(f"no run has measured {', '.join(metrics)}", rounds)
+    metrics = known
     if axis_of is _bytes_axis and "bytes_down" not in rounds:
         return style.empty("no run has counted bytes", rounds)
     by = by or _dash_setting(rounds)
@@ -132,7 +139,8 @@ def _draw(
             return style.empty("these methods send nothing", rounds)
     axis = axis_of(rounds)
     rounds = rounds.assign(x=axis.values)
-    lines, best = _lines(rounds, by, metrics[0])
+    chosen_by = chosen_by or metrics[0]
+    lines, best = _lines(rounds, by, chosen_by)
     values = list(dict.fromkeys(line.value for line in lines))
     values = sorted(values, key=contests.order)
     cases = list(dict.fromkeys(line.case for line in lines))
@@ -164,7 +172,7 @@ def _draw(
         ]
     style.legend(figure, entries, settings)
     loose = _loose_remarks(lines)
-    style.headline(figure, _basis(bands, best, metrics[0]) + ("; " + "; ".join(loose) if loose else ""))
+    style.headline(figure, _basis(bands, best, chosen_by) + ("; " + "; ".join(loose) if loose else ""))
     about = [*contests.budget_remarks(best), *contests.confirmed_remarks(best)]
     figure.remarks = [*rounds.attrs.get("remarks", ()), *remarks, *about, *loose]
     figure.run_ids = [
@@ -228,14 +236,16 @@ def _lines(rounds: pd.DataFrame, by: str | None, metric: str) -> tuple[list[Line
 def _curve(panel: Axes, line: Line, metric: str, look: Look, dash: Any, longest: int, lines: int) -> Iterator[Band]:
     if len(line.results):
         wide = line.results.pivot(index="run_id", columns="round", values=metric)
-        wide = wide[wide.columns[wide.notna().all()]]  # a study may stop some seeds earlier than others
-        x = line.results.groupby("round")["x"].mean().reindex(wide.columns)
-        band = mean_band(100 * wide.to_numpy())
-        strokes.curve(panel, x, band.mean, look, dash, longest)
-        if band.n > 1:
-            strokes.band(panel, x, band.low, band.high, look.colour, lines)
-        yield band
-    for _, run in line.loose.groupby("run_id"):
+        # A study may stop some seeds earlier than others, and not every round need be measured.
+        wide = wide[wide.columns[wide.notna().all()]]
+        if len(wide.columns):
+            x = line.results.groupby("round")["x"].mean().reindex(wide.columns)
+            band = mean_band(100 * wide.to_numpy())
+            strokes.curve(panel, x, band.mean, look, dash, longest)
+            if band.n > 1:
+                strokes.band(panel, x, band.low, band.high, look.colour, lines)
+            yield band
+    for _, run in line.loose.dropna(subset=[metric]).groupby("run_id"):
         panel.plot(run["x"], 100 * run[metric], color=look.colour, linestyle=dash, lw=0.7, alpha=0.7)
         died = run["status"].iloc[0] == "diverged"
         face = look.colour if died else style.paper()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning import config as configuration
-from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers, with_files
+from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers, split_off_stop, with_files
 from fl_lightning.cli.hints import GA_AND_LA, command, is_server, look, shown
 from fl_lightning.cli.table import add_formats
 from fl_lightning.errors import UserError, require
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         options.name not in study_file.names(),
         f"--name {options.name} is the name of a study; choose another, so that the two can be told apart",
     )
+    options.stop, flags = split_off_stop(flags)
     settings = configuration.flags_to_settings(flags)
     for key in ("method", "seed"):
         require(key not in settings, f"--{key} is what a comparison varies; use --{key}s")
@@ -86,7 +87,7 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
         from tune import comparison  # imports what only runs need
         from tune.sweep import Options
 
-        study = comparison.study_of(settings, variants, seeds, options.name)
+        study = comparison.study_of(settings, variants, seeds, options.name, options.stop)
         resources = Resources(getattr(options, "resources.cpu"), getattr(options, "resources.gpu"))
         how = Options(
             options.out.resolve(),

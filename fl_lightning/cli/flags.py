@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NoReturn
 
 from fl_lightning.errors import UserError, require
+from fl_lightning.stopping import Stop, stop_of
 
 # Options that a configuration file may hold beside the settings of a run: who computes, which changes no number.
 COMPUTING = ("workers", "address", "resources.cpu", "resources.gpu")
@@ -38,6 +39,26 @@ def with_files(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Namesp
     computing = [flag for flag in from_files if flag.removeprefix("--").partition("=")[0] in COMPUTING]
     options, flags = parser.parse_known_args([*computing, *arguments])
     return options, [flag for flag in from_files if flag not in computing] + flags
+
+
+def split_off_stop(flags: Sequence[str]) -> tuple[Stop | None, list[str]]:
+    """The rule by which runs stop early, and the other flags; it is no setting, for no number of a round depends on it.
+
+    >>> split_off_stop(["--data.alpha", "0.1", "--stop.patience", "5"])
+    (Stop(metric='GA', at_least=inf, patience=5), ['--data.alpha', '0.1'])
+    """
+    parser = CommandParser(add_help=False)
+    for name in ("metric", "at_least", "patience"):
+        parser.add_argument(f"--stop.{name}")
+    found, rest = parser.parse_known_args(list(flags))
+    given = {name.removeprefix("stop."): value for name, value in vars(found).items() if value not in (None, "null")}
+    for name, kind, words in (("at_least", float, "a number"), ("patience", int, "a number of rounds >= 1")):
+        if name in given:
+            try:
+                given[name] = kind(given[name])
+            except ValueError:
+                raise UserError(f"stop.{name} must be {words}, got {given[name]!r}") from None
+    return stop_of(given), rest
 
 
 def number_of_workers(text: str | None) -> "int | Literal['auto']":

@@ -61,7 +61,8 @@ class Progress:
         if self._quiet:
             return
         metrics = measurement.metrics
-        self._numbers = f"GA {metrics['GA']:.1%}, LA {metrics['LA']:.1%}"
+        known = [f"{name} {metrics[name]:.1%}" for name in ("GA", "LA") if name in metrics]
+        self._numbers = ", ".join(known) or self._numbers  # of the last round that was measured
         if self._verbose:
             self._write(f"round {round}: {', '.join(f'{name} {value:.6g}' for name, value in metrics.items())}")
         if self._bar is None:

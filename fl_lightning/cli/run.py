@@ -10,24 +10,28 @@ from textwrap import fill
 
 from fl_lightning import config as configuration
 from fl_lightning import discovery
-from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers, with_files
+from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers, split_off_stop, with_files
 from fl_lightning.cli.hints import look
 from fl_lightning.config import PARTS, Field, RunConfig
 from fl_lightning.errors import require
+from fl_lightning.stopping import Stop
 from fl_lightning.type_words import type_name
 
 DIVERGED = 3
+# The numbers of the last round that a user wants to see first.
+SHOWN = ("GA", "LA", "PA_before", "PA_after")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the experiment that the flags describe."""
     options, flags = read(arguments)
+    stop, flags = split_off_stop(flags)
     if options.help:
         print(help_text(flags))
         return 0
     config = configuration.parse(flags)
     if options.print_config:
-        print(config.yaml(), end="")
+        print(config.yaml() + ("" if stop is None else _in_yaml(stop)), end="")
         return 0
     tags = tags_of(options)
     number = number_of_workers(options.workers)
@@ -46,13 +50,16 @@ def main(arguments: Sequence[str]) -> int:
 
         resources = Resources(getattr(options, "resources.cpu"), getattr(options, "resources.gpu"))
         workers = Workers(number, options.address, resources)
-        result = run(config, options.out, options.fresh, progress.show, tags, workers)
+        result = run(config, options.out, options.fresh, progress.show, tags, workers, stop)
     if result.status == "diverged":
         print(f"fl-lightning: {result.message}; rounds before it are saved in {result.folder}", file=sys.stderr)
     elif not options.quiet and not options.json:
         final = result.final
         errors = "".join(f", {name} {final[name]:.3g}" for name in ("AE", "LF") if name in final)
-        print(f"{_label(config)}: GA {final['GA']:.2%}, LA {final['LA']:.2%}{errors} after round {len(result.history)}")
+        numbers = ", ".join(f"{name} {final[name]:.2%}" for name in SHOWN if name in final)
+        print(f"{_label(config)}: {numbers}{errors} after round {len(result.history)}")
+        if result.status == "stopped":
+            print(f"{result.message}; without that rule it goes on to round {config.federation.rounds}")
         if note := notice([config], options.out):
             print(note)
         if result.reused:
@@ -128,6 +135,11 @@ def help_text(flags: Sequence[str]) -> str:
         ),
         *_entry("--address ADDRESS", "Of a Ray cluster for the workers, or auto; without it they are on this machine."),
         *_entry("--resources.cpu N, --resources.gpu N", "CPUs and GPUs of one worker; 0.5 puts two on each. [1, 0]"),
+        *_entry(
+            "--stop.patience ROUNDS, --stop.at_least VALUE",
+            "Stop when --stop.metric [GA] has not improved for so many rounds, or has reached the value. No number "
+            "depends on it: without the rule, the same run goes on.",
+        ),
         *_entry("--json", "Print the final GA, LA, round and run_id as JSON in the last line."),
         *_entry("--quiet", "No progress bar, no summary."),
         *_entry("--verbose", "All metrics of every round."),
@@ -143,6 +155,12 @@ def help_text(flags: Sequence[str]) -> str:
             lines += ["", "run" if head == "seed" else _heading(head, names)]
         lines += _entry(f"--{key} {_metavar(item)}", _with_default(key, item, names))
     return "\n".join(lines)
+
+
+def _in_yaml(stop: Stop) -> str:
+    given = {"metric": stop.metric, "at_least": stop.at_least, "patience": stop.patience}
+    lines = [f"  {name}: {value}" for name, value in given.items() if value != float("inf")]
+    return "\n".join(["", "stop:", *lines]) + "\n"
 
 
 def _heading(section: str, names: Mapping[str, str]) -> str:

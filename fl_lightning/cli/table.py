@@ -27,7 +27,9 @@ def main(arguments: Sequence[str]) -> int:
         epilog=EXAMPLES,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", nargs="?", help="accuracy, best, paired, calibration, correlations or costs [accuracy]")
+    parser.add_argument(
+        "name", nargs="?", help="accuracy, best, paired, calibration, personal, correlations or costs [accuracy]"
+    )
     parser.add_argument("--study", help="of which study or comparison; needed if there are several")
     parser.add_argument("--scale", help="of the study; needed if there are several")
     parser.add_argument("--where", metavar="KEY=VALUE", action="append", default=[], help="only runs with this setting")

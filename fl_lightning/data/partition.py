@@ -9,7 +9,7 @@ min_samples 10). The FOLA text describes the other direction, per client over cl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import isfinite
 from typing import Literal, TypeAlias, assert_never, get_args
@@ -48,6 +48,8 @@ NATURAL: tuple[Kind, ...] = ("natural", "natural_groups")
 # Nothing is drawn for these, so that another draw would be the same.
 FIXED: tuple[Kind, ...] = ("class_blocks", "natural")
 MAX_DRAWS = 1000
+# For the partition "natural" it stands for the number of owners, whatever that is.
+DEFAULT_CLIENTS = 10
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Split:
     """How the training set is divided among the clients.
 
     Attributes:
-        clients: Number of clients (N).
+        clients: Number of clients (N). For the partition "natural" it is the number of owners in the data: the default
+            takes it by itself, another number must be it.
         partition: "dirichlet": each class is spread over the clients by a draw from Dir(alpha); sizes differ too.
             "dirichlet_balanced": the same, but a client that holds its fair share gets no further class.
             "dirichlet_per_client": each client mixes the classes by its own draw from Dir(alpha), alpha for each class
@@ -89,9 +92,11 @@ class Split:
             part of the test set, but inputs of no known class (uncertainty.ood dropped_classes).
         skew_strength: How much, for feature_skew alone. For noise in units of the inputs, where bytes count as 0 to 1;
             for rotation in degrees.
+        client_test: Share of every client's samples that becomes its own test set, on which nobody trains: rounded,
+            with the client's mixture of classes, taken after partitioning; one sample at least stays for training.
     """
 
-    clients: int = 10
+    clients: int = DEFAULT_CLIENTS
     partition: Kind = "dirichlet"
     alpha: float = 0.1
     shards_per_client: int = 2
@@ -105,6 +110,7 @@ class Split:
     skew_strength: float = 0.0
     validation: float = 0.0
     drop_classes: tuple[int, ...] = ()
+    client_test: float = 0.0
 
     def __post_init__(self) -> None:
         require(
@@ -132,6 +138,10 @@ class Split:
         require(
             0 <= self.validation < 1,
             f"data.validation must be >= 0 and < 1, got {self.validation:g}; 0 leaves all samples to the clients",
+        )
+        require(
+            0 <= self.client_test < 1,
+            f"data.client_test must be >= 0 and < 1, got {self.client_test:g}; 0 gives clients no test sets",
         )
         require(
             self.holdout + self.validation < 1,
@@ -180,6 +190,7 @@ def partition(labels: Tensor, split: Split, seed: int, owners: Tensor | None = N
 
 def divide(labels: Tensor, split: Split, seed: int, owners: Tensor | None = None) -> Shares:
     """The same as `partition`, without a tensor for each client."""
+    split = counted(split, owners)
     spared = torch.cat([held_out(labels, split, seed), validating(labels, split, seed)]).numpy()
     chosen = np.setdiff1d(in_use(labels, split), spared)
     remedy = (
@@ -213,6 +224,52 @@ def divide(labels: Tensor, split: Split, seed: int, owners: Tensor | None = None
     raise UserError(
         f"data.min_samples must be at most the size of the smallest client, which is {best}{drawn}, got "
         f"{split.min_samples}; lower it or data.clients, raise data.alpha, or choose a more even partition"
+    )
+
+
+def counted(split: Split, owners: Tensor | None) -> Split:
+    """With the number of clients that the data have, where every owner is a client and nobody has counted them.
+
+    >>> counted(Split(partition="natural"), torch.tensor([0, 2, 1, 2])).clients
+    3
+    """
+    if split.partition != "natural" or split.clients != DEFAULT_CLIENTS or owners is None:
+        return split
+    return replace(split, clients=int(owners.max()) + 1)
+
+
+def own_tests(labels: Tensor, clients: Shares, split: Split, seed: int) -> tuple[Shares, Shares]:
+    """What each client trains on, and its own test set; both in increasing order.
+
+    A client's samples, by class and at random within a class, are drawn at equal distances: so its test set has
+    share * samples of them, rounded, and of each class its share up to one sample.
+
+    Raises:
+        UserError: If no client has enough samples for a test set.
+
+    >>> train, test = own_tests(torch.tensor([0, 0, 1, 1]), Shares(torch.arange(4), [4]), Split(client_test=0.5), 0)
+    >>> len(train[0]), sorted(torch.tensor([0, 0, 1, 1])[test[0]].tolist())
+    (2, [0, 1])
+    """
+    sizes = np.array(clients.sizes, dtype=np.int64)
+    numbers = np.minimum(np.floor(split.client_test * sizes + 0.5).astype(np.int64), np.maximum(sizes - 1, 0))
+    require(
+        bool(numbers.any()),
+        f"data.client_test {split.client_test:g} leaves nobody a test sample: the largest client has {sizes.max()} "
+        "samples; raise it, or lower data.clients",
+    )
+    rng = numpy_generator(seed, "client test")
+    places, owners = clients.places.numpy(), clients.owners().numpy()
+    order = np.lexsort((rng.random(len(places)), _array(labels)[places], owners))
+    starts = np.cumsum(sizes) - sizes
+    taker = np.repeat(np.arange(len(sizes)), numbers)
+    turn = np.arange(len(taker)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+    steps = (turn + rng.random(len(sizes))[taker]) * sizes[taker] / numbers[taker]
+    is_test = np.zeros(len(places), bool)
+    is_test[order[starts[taker] + np.minimum(steps.astype(np.int64), sizes[taker] - 1)]] = True
+    return (
+        Shares(torch.from_numpy(places[~is_test]), (sizes - numbers).tolist()),
+        Shares(torch.from_numpy(places[is_test]), numbers.tolist()),
     )
 
 

@@ -1,10 +1,15 @@
 """What is measured after every round: GA, LA and their spread, calibration, losses, traffic, time.
 
 GA is the test accuracy of the aggregated model. LA = sum_n p_n (accuracy of client n's model on the global test set),
-after local training and before aggregation; with all clients taking part, p_n = pi_n. NLL, Brier and ECE say how far
-the aggregated model's probabilities can be trusted (`fl_lightning.uncertainty.metrics`). GA_validation is the accuracy
+after local training and before aggregation; with all clients taking part, p_n = pi_n. Of tasks other than
+classification, the metric of the likelihood stands for accuracy, such as R2, and others (RMSE, F1) go by their names.
+NLL, Brier and ECE say how far the aggregated model's probabilities can be trusted
+(`fl_lightning.uncertainty.metrics`); without classes there are no Brier and ECE. GA_validation is the accuracy
 of the aggregated model on training samples that belong to nobody (`data.validation`), if there are any. AE and LF are
-the distances from a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`.
+the distances from a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`. PA is the
+accuracy on the clients' own test sets, see `fl_lightning.probes.personal`.
+
+Not every round need be measured (`Evaluation`): one that is not due has none of these, but losses, traffic and time.
 """
 
 import time
@@ -16,8 +21,13 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.partition import subset_indices
+from fl_lightning.inputs import Inputs, each, part, split
 from fl_lightning.method import Method, task_of
+from fl_lightning.probes.personal import measure as measure_personal
+from fl_lightning.probes.personal import own_score
 from fl_lightning.probes.reference import Reference
+from fl_lightning.probes.settings import Evaluation
 from fl_lightning.record import ClientResult, Measurement, RoundRecord
 from fl_lightning.system import activity
 from fl_lightning.task import Score, Task, Weights
@@ -25,33 +35,38 @@ from fl_lightning.uncertainty.metrics import Calibration
 
 # Test samples per forward pass: larger blocks leave the cache of a CPU and are slower.
 BLOCK = 1000
+# What takes a pass over data, by the beginning of its name; a round that is not due has none of it.
+MEASURED = frozenset({"GA", "LA", "NLL", "Brier", "ECE", "PA", "AE", "LF", "RMSE", "F1"})
+MEASURED_OF_CLIENTS = frozenset({"accuracy", "R2", "distance", "test_samples", "accuracy_before", "accuracy_after"})
 
 
 def score(task: Task, models: Sequence[Weights], dataset: Dataset, calibrated: int = 0) -> list[Score]:
-    """Accuracy and NLL of several models on the test set; of the first `calibrated` ones, Brier score and ECE too."""
+    """Metric and NLL of several models on the test set; of the first `calibrated` ones, Brier score and ECE too."""
     return score_on(task, models, dataset, dataset.test_x, dataset.test_y, calibrated)
 
 
 def score_on(
-    task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Tensor, labels: Tensor, calibrated: int = 0
+    task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Inputs, labels: Tensor, calibrated: int = 0
 ) -> list[Score]:
     """The same on any data: every block of them is prepared once and shown to all models."""
-    inputs, labels = inputs.to(task.device), labels.to(task.device)
-    correct = torch.zeros(len(models), dtype=torch.float64, device=task.device)
-    nll = torch.zeros_like(correct)
+    inputs, labels = each(lambda x: x.to(task.device), inputs), labels.to(task.device)
+    likelihood = task.likelihood
+    tallies: list[Tensor | None] = [None] * len(models)
+    nll = torch.zeros(len(models), dtype=torch.float64, device=task.device)
     sums: dict[int, Calibration] = {}
     activity.say(f"measuring {len(models)} model{'s' * (len(models) > 1)}")
     with task.evaluating():
-        for raw, y in zip(torch.split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True):
-            x = dataset.inputs(raw, task.dtype)
+        for raw, stored in zip(split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True):
+            x, y = dataset.inputs(raw, task.dtype), dataset.targets(stored, task.dtype)
             for index, weights in enumerate(models):
                 logits = task.logits(weights, x)
-                correct[index] += (logits.argmax(1) == y).sum()
-                nll[index] += task.likelihood(logits, y, reduction="sum")
-                if index < calibrated:
-                    found = Calibration.of(logits, y)
-                    sums[index] = sums[index].plus(found) if index in sums else found
-    scores = [Score(float(c) / len(labels), float(n) / len(labels)) for c, n in zip(correct, nll, strict=True)]
+                found, before = likelihood.tally(logits, y), tallies[index]
+                tallies[index] = found if before is None else before + found
+                nll[index] += likelihood(logits, y, reduction="sum")
+                if index < calibrated and (classes := likelihood.as_classes(logits, y)) is not None:
+                    block = Calibration.of(*classes)
+                    sums[index] = sums[index].plus(block) if index in sums else block
+    scores = [_scored(task, tally, labels, float(n)) for tally, n in zip(tallies, nll, strict=True)]
     numbers = {index: found.metrics() for index, found in sums.items()}
     return [
         one._replace(brier=numbers[i]["Brier"], ece=numbers[i]["ECE"]) if i in numbers else one
@@ -59,57 +74,112 @@ def score_on(
     ]
 
 
+def _scored(task: Task, tally: Tensor | None, labels: Tensor, nll: float) -> Score:
+    assert tally is not None, "nothing to measure on"
+    found = dict(task.likelihood.metrics(tally, labels))
+    return Score(found.pop(task.likelihood.metric), nll / len(labels), others=found or None)
+
+
+def score_at(task: Task, model: Weights, dataset: Dataset, places: Tensor) -> Score:
+    """One model on some samples of the training set."""
+    places = places.to(dataset.train_y.device)
+    (found,) = score_on(task, [model], dataset, part(dataset.train_x, places), dataset.train_y[places])
+    return found
+
+
+def score_local(task: Task, models: Sequence[Weights], dataset: Dataset, evaluation: Evaluation) -> list[Score]:
+    """The clients' models on the test set, or on the share of it that is theirs."""
+    if evaluation.local_share == 1:
+        return score(task, models, dataset)
+    places = subset_indices(dataset.test_strata, evaluation.local_share).to(dataset.test_y.device)
+    return score_on(task, models, dataset, part(dataset.test_x, places), dataset.test_y[places])
+
+
+def as_if_not_due(found: Measurement) -> Measurement:
+    """The numbers of a round without those that only a measured one has."""
+    return Measurement(
+        {name: value for name, value in found.metrics.items() if name.partition("_")[0] not in MEASURED},
+        {name: values for name, values in found.clients.items() if name not in MEASURED_OF_CLIENTS},
+    )
+
+
 @dataclass(frozen=True)
 class ClientJudge:
-    """LA and LF of clients, measured where they were trained.
+    """LA and LF of clients, and their accuracy on their own test sets, measured where they were trained.
 
     Attributes:
         task: Model and likelihood.
         reference: The posterior from which models are a distance apart, if there is one.
+        evaluation: In which rounds, and on how many samples.
+        rounds: Of the run; the last one is always measured. 0 if nobody knows.
     """
 
     task: Task
     reference: Reference | None = None
+    evaluation: Evaluation = Evaluation()  # noqa: RUF009 - frozen
+    rounds: int = 0
 
     def __call__(self, clients: Sequence[ClientResult]) -> list[ClientResult]:
+        if not self.evaluation.is_due(clients[0].local.plan.round, self.rounds):
+            return list(clients)
         models = [Weights(client.local.params, client.local.buffers) for client in clients]
-        scores = score(self.task, models, clients[0].local.data.dataset)
+        dataset = clients[0].local.data.dataset
+        judged = [
+            client._replace(own=own_score(self.task, model, dataset, client.local.client, score_at))
+            for client, model in zip(clients, models, strict=True)
+        ]
+        if not self.evaluation.local:
+            return judged
+        scores = score_local(self.task, models, dataset, self.evaluation)
         distances: Sequence[float | None] = [None] * len(clients)
         if self.reference is not None:
             distances = self.reference.distances([model.params for model in models])
         return [
             client._replace(score=found, distance=distance)
-            for client, found, distance in zip(clients, scores, distances, strict=True)
+            for client, found, distance in zip(judged, scores, distances, strict=True)
         ]
 
 
 def measure(
-    method: Method, task: Task, dataset: Dataset, record: RoundRecord, reference: Reference | None = None
+    method: Method,
+    task: Task,
+    dataset: Dataset,
+    record: RoundRecord,
+    reference: Reference | None = None,
+    evaluation: Evaluation = Evaluation(),  # noqa: B008 - frozen
+    rounds: int = 0,
 ) -> Measurement:
-    """All numbers of a round; AE and LF against a reference posterior, if there is one."""
+    """All numbers of a round.
+
+    Args:
+        method: Adds its own diagnostics.
+        task: Model and likelihood.
+        dataset: With the test set, and whatever else there is to be measured on.
+        record: The round.
+        reference: A posterior, for AE and LF.
+        evaluation: In which rounds, and on how many samples.
+        rounds: Of the run; the last one is always measured. 0 if nobody knows.
+    """
     start, task = time.perf_counter(), task_of(method, task)
-    server = Weights(record.after.state.params, record.after.buffers)
-    known = [result.score for result in record.clients if result.score is not None]
-    unknown = [Weights(r.local.params, r.local.buffers) for r in record.clients if len(known) < len(record.clients)]
-    scores = score(task, [server, *unknown], dataset, calibrated=1) + ([] if unknown else known)
-    chosen_by = _validation(task, server, dataset)
-    distances = _distances(reference, server, record) if reference is not None else []
-    seconds_evaluation = time.perf_counter() - start
     weights = record.cohort.weights
-    accuracies = torch.tensor([s.accuracy for s in scores[1:]], dtype=torch.float64)
-    low, first, middle, third, high = accuracies.quantile(torch.linspace(0, 1, 5, dtype=torch.float64)).tolist()
+    metrics: dict[str, float] = {}
+    measured: dict[str, list[Any]] = {}
+    later: dict[str, float] = {}
+    distances: list[float] = []
+    own: dict[str, list[Any]] = {}
+    others: dict[str, float] = {}
+    if evaluation.is_due(record.round, rounds):
+        server = Weights(record.after.state.params, record.after.buffers)
+        scores = _scores(task, server, dataset, record, evaluation)
+        later = _validation(task, server, dataset)
+        personal, own = measure_personal(task, dataset, record, score_at)
+        later |= personal
+        distances = _distances(reference, server, record, evaluation) if reference is not None else []
+        others = _own_metrics(task, server, dataset)
+        metrics, measured = _accuracies(scores, weights, task.likelihood.metric)
+    seconds_evaluation = time.perf_counter() - start
     diagnosis = method.diagnose(record.before.state, record.cohort, record.reports, record.after.state)
-    metrics = {
-        "GA": scores[0].accuracy,
-        "LA": _mean([s.accuracy for s in scores[1:]], weights),
-        "LA_min": low,
-        "LA_q25": first,
-        "LA_median": middle,
-        "LA_q75": third,
-        "LA_max": high,
-        "NLL": scores[0].nll,
-        "Brier": scores[0].brier or 0.0,
-        "ECE": scores[0].ece or 0.0,
+    metrics |= {
         "train_loss": _mean([result.train_loss for result in record.clients], weights),
         "prior_loss": _mean([result.prior_loss for result in record.clients], weights),
         "bytes_down": float(record.bytes_down),
@@ -124,15 +194,20 @@ def measure(
         "client": list(record.cohort.members),
         "samples": [len(result.local.data) for result in record.clients],
         "steps": [result.local.num_steps for result in record.clients],
-        "accuracy": [s.accuracy for s in scores[1:]],
+        **measured,
         "train_loss": [result.train_loss for result in record.clients],
         "prior_loss": [result.prior_loss for result in record.clients],
     }
-    metrics |= chosen_by
+    metrics |= later
+    clients |= own
+    for name, number in others.items():
+        metrics[f"own_{name}" if name in metrics else name] = number
     if record.workers_idle is not None:
         metrics["workers_idle"] = record.workers_idle
     if distances:
-        metrics |= {"AE": distances[0], "LF": _mean(distances[1:], weights)}
+        metrics["AE"] = distances[0]
+    if len(distances) > 1:
+        metrics["LF"] = _mean(distances[1:], weights)
         clients["distance"] = distances[1:]
     for name, value in diagnosis.items():
         if isinstance(value, list):
@@ -142,21 +217,64 @@ def measure(
     return Measurement(metrics, clients)
 
 
-def _distances(reference: Reference, server: Weights, record: RoundRecord) -> list[float]:
-    """Of the server's model, then of the clients'; those that are known are not measured again."""
+def _trust(server: Score) -> dict[str, float]:
+    """What else is measured of the server's model."""
+    calibration = {} if server.brier is None or server.ece is None else {"Brier": server.brier, "ECE": server.ece}
+    return {"NLL": server.nll, **calibration, **(server.others or {})}
+
+
+def _scores(task: Task, server: Weights, dataset: Dataset, record: RoundRecord, evaluation: Evaluation) -> list[Score]:
+    """Of the server's model, then of the clients', if they are wanted; those that are known are not measured again."""
+    known = [result.score for result in record.clients if result.score is not None]
+    models = [Weights(result.local.params, result.local.buffers) for result in record.clients]
+    if not evaluation.local:
+        return score(task, [server], dataset, calibrated=1)
+    if len(known) == len(models):
+        return [*score(task, [server], dataset, calibrated=1), *known]
+    if evaluation.local_share < 1:
+        return [*score(task, [server], dataset, calibrated=1), *score_local(task, models, dataset, evaluation)]
+    return score(task, [server, *models], dataset, calibrated=1)
+
+
+def _accuracies(
+    scores: Sequence[Score], weights: Sequence[float], metric: str
+) -> tuple[dict[str, float], dict[str, list[Any]]]:
+    """GA, LA and its spread, calibration; and the accuracy, or the metric of the task, of every client's model."""
+    local = [one.accuracy for one in scores[1:]]
+    metrics = {"GA": scores[0].accuracy}
+    if local:
+        quantiles = torch.tensor(local, dtype=torch.float64).quantile(torch.linspace(0, 1, 5, dtype=torch.float64))
+        metrics["LA"] = _mean(local, weights)
+        metrics |= zip(("LA_min", "LA_q25", "LA_median", "LA_q75", "LA_max"), quantiles.tolist(), strict=True)
+    return metrics | _trust(scores[0]), {metric: local} if local else {}
+
+
+def _distances(reference: Reference, server: Weights, record: RoundRecord, evaluation: Evaluation) -> list[float]:
+    """Of the server's model, then of the clients', if they are wanted; those that are known are not measured again."""
+    if not evaluation.local:
+        return reference.distances([server.params])
     known = [result.distance for result in record.clients if result.distance is not None]
     if len(known) == len(record.clients):
         return [*reference.distances([server.params]), *known]
     return reference.distances([server.params, *(result.local.params for result in record.clients)])
 
 
+def _own_metrics(task: Task, server: Weights, dataset: Dataset) -> dict[str, float]:
+    """What the evaluation of a LightningModule logs of the server's model."""
+    if task.step is None:
+        return {}
+    places = torch.split(torch.arange(len(dataset.test_y), device=dataset.test_y.device), BLOCK)
+    x, y = dataset.to(task.device).test_x, dataset.test_y.to(task.device)
+    batches = ((dataset.inputs(part(x, i), task.dtype), dataset.targets(y[i], task.dtype)) for i in places)
+    with task.evaluating():
+        return task.step.metrics({**server.params, **server.buffers}, batches)
+
+
 def _validation(task: Task, server: Weights, dataset: Dataset) -> dict[str, float]:
     """Of the server's model alone: nobody chooses by the clients'."""
     if dataset.validation is None:
         return {}
-    places = dataset.validation.to(dataset.train_x.device)
-    (found,) = score_on(task, [server], dataset, dataset.train_x[places], dataset.train_y[places])
-    return {"GA_validation": found.accuracy}
+    return {"GA_validation": score_at(task, server, dataset, dataset.validation).accuracy}
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

@@ -38,7 +38,7 @@ def write(
 
         figure = draw.partition(counts, f"{title}: samples per client and class")
         files.append(draw.save(figure, folder / "partition.png"))
-        if history:
+        if any("GA" in measurement.metrics for measurement in history):
             rounds = [measurement.metrics for measurement in history]
             figure = draw.learning_curves(config.names["method"], rounds, title)
             files.append(draw.save(figure, folder / "curves.png"))

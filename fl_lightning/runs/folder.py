@@ -4,7 +4,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from fl_lightning.errors import UserError, require
 from fl_lightning.record import Measurement
 from fl_lightning.runs import checkpoint, sealed
 from fl_lightning.runs.identity import identity, trajectory
+from fl_lightning.stopping import Stop
 from fl_lightning.system import activity
 
 RESULT, ATTEMPT = "result.json", "attempt.json"
@@ -117,6 +118,28 @@ def finished(config: RunConfig, out: Path) -> Result | None:
     """What an earlier process has left of this run, if it is all."""
     result = latest(config, out)
     return None if result is None or result.status == "stopped" else result
+
+
+def ended(config: RunConfig, out: Path, stop: Stop | None) -> Result | None:
+    """How a run ended, by itself or by a rule; None if a part of it is missing.
+
+    What somebody else's rule has stopped is no result. What was computed beyond this rule does not count.
+    """
+    result = latest(config, out)
+    if result is not None and stop is not None and (cut := up_to(result, stop, config.federation.rounds)) is not None:
+        return cut
+    return None if result is None or result.status == "stopped" else result
+
+
+def up_to(result: Result, stop: Stop, rounds: int) -> Result | None:
+    """A run of so many rounds up to the one in which a rule has seen enough; None if it has not before the last."""
+    values = stop.values([measurement.metrics for measurement in result.history])
+    enough = stop.enough(values)
+    if enough is None or enough == rounds:
+        return None
+    # Whether it diverged later, nobody would have seen.
+    message = f"stopped {stop.reason(values[:enough])}"
+    return replace(result, status="stopped", message=message, history=result.history[:enough])
 
 
 def latest(config: RunConfig, out: Path) -> Result | None:

@@ -25,15 +25,18 @@ def learning_curves(method: str, rounds: Sequence[Mapping[str, float]], title: s
 
     Args:
         method: Its name.
-        rounds: The metrics of every round, with `GA` and `LA`.
+        rounds: The metrics of every round, with `GA` and `LA` where they were measured.
         title: Above both panels.
     """
     shown = palette.DISPLAY.get(method, method)
     look = palette.looks([shown], {})[shown]
     figure = Figure(figsize=(7.0, 2.6), layout="constrained")
-    for panel, metric in zip(figure.subplots(1, 2, sharex=True), TITLES, strict=True):
+    measured = [metric for metric in TITLES if any(metric in metrics for metrics in rounds)]
+    panels = figure.subplots(1, len(measured), sharex=True, squeeze=False)[0]
+    for panel, metric in zip(panels, measured, strict=True):
         strokes.dress(panel)
-        strokes.curve(panel, range(1, len(rounds) + 1), [100 * r[metric] for r in rounds], look)
+        known = [(number, 100 * r[metric]) for number, r in enumerate(rounds, start=1) if metric in r]
+        strokes.curve(panel, [number for number, _ in known], [value for _, value in known], look)
         strokes.rounds(panel, len(rounds))
         strokes.percent(panel)
         panel.set(xlabel="round", ylabel=TITLES[metric])

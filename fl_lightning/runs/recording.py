@@ -23,6 +23,8 @@ from fl_lightning.system import activity
 SEND_EVERY_SECONDS = 1.0
 # By it and the identity an MLflow run is found whose key has got lost.
 FOLDER_TAG = "fl_lightning.folder"
+# Of a run that its own rule has stopped: after which round, and why.
+STOPPED_TAG = "stopped"
 # A name longer than this says nothing more.
 LONGEST_NAME = 200
 SYMBOLS = {"training.epochs": "E", "training.batch_size": "B", "data.clients": "N", "federation.fraction": "C"}
@@ -30,7 +32,7 @@ SYMBOLS = {"training.epochs": "E", "training.batch_size": "B", "data.clients": "
 OWN_TAGS = frozenset(
     {
         *("method", "data", "model", "partition", "seed", "identity", "trajectory", "status", "diverged", "case"),
-        *("study", "kind", "package", "torch", "device", provenance.SETTINGS_TAG, provenance.VERSIONS_TAG),
+        *(STOPPED_TAG, "study", "kind", "package", "torch", "device", provenance.SETTINGS_TAG, provenance.VERSIONS_TAG),
     }
 )
 OWN_PREFIXES = ("mlflow.", "fl_lightning.", "study.")
@@ -122,7 +124,10 @@ def open_recording(
     }
     marks = {"identity": tags["identity"], FOLDER_TAG: str(folder.resolve())}
     attempt = attempt_of(folder, tags["identity"], lambda: recall_attempt(out, marks))
-    tracker = Tracker(out, attempt.key, _run_name(config, tags), config.flat(), {**tags, **marks}, attempt.is_new)
+    settings = config.flat()
+    if config.split.partition == "natural":  # as many as the data have owners
+        settings["data.clients"] = len(clients)
+    tracker = Tracker(out, attempt.key, _run_name(config, tags), settings, {**tags, **marks}, attempt.is_new)
     return Recording(tracker, history)
 
 
@@ -174,7 +179,8 @@ def _end(tracker: Tracker, result: Result) -> Result:
     if result.unsent or not result.reused:
         tracker.artifacts(artifacts_of(result.folder))
         tracker.tag("status", result.status)
-    tracker.finish("KILLED" if result.status == "stopped" else "FINISHED")
+    # Who was stopped by a rule of its own has a reason, and has left all that a finished run leaves.
+    tracker.finish("KILLED" if result.status == "stopped" and not result.message else "FINISHED")
     result = replace(result, unsent=not tracker.flush())
     write_result(result)
     if result.unsent:

@@ -7,7 +7,8 @@ from pathlib import Path
 from fl_lightning.config import RunConfig
 from fl_lightning.errors import UserError
 from fl_lightning.probes import ridge
-from fl_lightning.record import Snapshot
+from fl_lightning.probes.accuracy import as_if_not_due
+from fl_lightning.record import Measurement, Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.runs.checkpoint import Saved
 from fl_lightning.runs.final_round import without
@@ -46,9 +47,17 @@ def _of_relatives(config: RunConfig, out: Path, start: Snapshot) -> Saved | None
                 ridge.write(folder_of(config, out), arrays)
             if number < rounds and (saved := checkpoint.read(folder_of(relative, out), identity(relative), start)):
                 # What was its final round is none of this run's.
-                return saved._replace(history=[m._replace(metrics=without(m.metrics)) for m in saved.history])
+                return saved._replace(history=[_as_here(config, i, m) for i, m in enumerate(saved.history, start=1)])
             if config.uncertainty.final_round:
                 continue  # numbers are not enough: the posterior is that of the model after the last round
+            if not config.evaluation.is_due(rounds, number):
+                continue  # what is the last round here was not measured there
             if number > rounds and (result := finished(relative, out)) and len(result.history) >= rounds:
                 return Saved(start, result.history[:rounds])
     return None
+
+
+def _as_here(config: RunConfig, round: int, found: Measurement) -> Measurement:
+    """A round of a shorter run: its last one is measured, whether it is due here or not."""
+    found = found._replace(metrics=without(found.metrics))
+    return found if config.evaluation.is_due(round, config.federation.rounds) else as_if_not_due(found)

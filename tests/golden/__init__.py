@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning import discovery
-from fl_lightning.config import PARTS, Compute, Model, configure, fields_of
+from fl_lightning.computing import Compute, Model
+from fl_lightning.config import PARTS, configure, fields_of
 from fl_lightning.data import augment
 from fl_lightning.data import partition as partitions
 from fl_lightning.data.dataset import Dataset
@@ -28,8 +29,9 @@ from fl_lightning.loop import VERSION as LOOP_VERSION
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.params import flatten
 from fl_lightning.probes.accuracy import measure
-from fl_lightning.probes.settings import Probe
+from fl_lightning.probes.settings import Evaluation, Probe
 from fl_lightning.runs.identity import version_of
+from fl_lightning.testing.models import reads_tokens
 from fl_lightning.training import Training
 from tests.cases import network, ragged
 from tests.data.splits import KINDS, typical
@@ -91,7 +93,7 @@ def _entries() -> Iterator[tuple[str, Entry]]:
     for kind, (folder, _, _) in PARTS.items():
         for name, cls in discovery.discover(folder).items():
             yield f"defaults of {kind} {name}", Entry(version_of(cls), partial(_defaults, cls))
-    for cls in (Training, Federation, Compute, Probe):
+    for cls in (Training, Federation, Compute, Probe, Evaluation):
         yield f"defaults of {cls.__name__}", Entry(LOOP_VERSION, partial(_defaults, cls))
     yield "defaults of Split", Entry(partitions.VERSION, partial(_defaults, partitions.Split))
     for name in discovery.names("methods"):
@@ -140,8 +142,10 @@ def _engine(cls: type[Any]) -> Numbers:
 def _model(name: str) -> Numbers:
     shape = (3, 32, 32)
     x, y = torch.zeros(1, *shape), torch.zeros(1, dtype=torch.long)
-    task = Model(name).build(Dataset(x, y, x, y, 10), seed=0, compute=Compute(precision="float64"))
     inputs = torch.linspace(-1, 1, 2 * 3 * 32 * 32, dtype=torch.float64).view(2, *shape)
+    if reads_tokens(discovery.find("models", name)):
+        x, inputs = torch.full((1, 12), 9), torch.arange(24).view(2, 12) % 10
+    task = Model(name).build(Dataset(x, y, x, y, 10), seed=0, compute=Compute(precision="float64"))
     with task.evaluating():
         return [*_few(flatten(task.initial.params)), *_few(task.logits(task.initial, inputs))]
 

@@ -7,12 +7,13 @@ import pytest
 
 from fl_lightning.errors import UserError
 from fl_lightning.record import Measurement
-from fl_lightning.runs.folder import Result, folder_of, write_result
+from fl_lightning.runs.folder import Result, ended, folder_of, write_result
 from fl_lightning.runs.identity import identity
+from fl_lightning.stopping import Stop
 from fl_lightning.system.atomic import write_atomically
 from tune.grid import cells
-from tune.outcome import CellOutcome, best_of, ended, outcome_of, rows
-from tune.study import Case, Range, Stop, Study
+from tune.outcome import CellOutcome, best_of, outcome_of, rows
+from tune.study import Case, Range, Study
 
 BASE = {"data": "digits", "model": "softmax", "federation.rounds": 3}
 
@@ -50,6 +51,14 @@ def test_the_best_of_every_contest_by_its_mean():
     found = [(one.cell.environment["data.alpha"], one.cell.case, one.cell.point["training.lr"]) for one in best]
     assert found == [(0.1, "A", 0.1), (0.1, "B", 0.2), (1, "A", 0.2), (1, "B", 0.1)]  # the earlier one of equals
     assert best[0].tried.mean == pytest.approx(0.6)
+
+
+def test_of_a_metric_that_is_good_if_small_the_smallest_is_the_best():
+    mine = study(environments={}, cases=(Case("A", {"method": "fedavg"}),), metric="NLL")
+    found = [[replace(result(0.5), history=[Measurement({"GA": 0.5, "NLL": v}, {})])] * 2 for v in (0.9, 0.4)]
+    (best,) = best_of(outcomes(mine, found))
+    assert best.cell.point["training.lr"] == 0.2
+    assert best.tried.mean == pytest.approx(0.4)
 
 
 def test_a_diverged_or_missing_seed_loses_against_everything_complete():

@@ -7,9 +7,9 @@ from fl_lightning.experiment import Outputs
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.identity import identity
+from fl_lightning.stopping import Stop
 from tests.tune.clusters import alone, timeless
 from tune.packing import units
-from tune.study import Stop
 from tune.work import Instructions, one_after_the_other, side_by_side
 
 BASE = {

@@ -22,7 +22,7 @@ def known(owners: Tensor | None, total: int, kind: str, clients: int) -> Array:
     require(
         kind != "natural" or clients == most,
         f"data.clients must be the number of owners in the data, {most}, for data.partition natural, got {clients}; "
-        f"use --data.clients {most}, or data.partition natural_groups for fewer clients",
+        f"leave it out, or use data.partition natural_groups for fewer clients",
     )
     return numbers
 

@@ -56,8 +56,9 @@ def load(name: Name, root: str | None, augmentation: Augmentation) -> Dataset:
     files = _files(source, name, data_root(root))
     settings = {"reader": "cifar", "version": VERSION, "name": name}
     arrays = mapped(files, lambda: _read(source, name, files), settings, root)
+    tensors: dict[str, Any] = {key: torch.from_numpy(array) for key, array in arrays.items()}
     return Dataset(
-        **{key: torch.from_numpy(array) for key, array in arrays.items()},
+        **tensors,
         num_classes=LAYOUTS[name].num_classes,
         mean=MEAN,
         std=STD,

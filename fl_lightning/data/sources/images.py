@@ -1,7 +1,5 @@
 """Your own images: one folder per class."""
 
-import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +8,12 @@ import numpy as np
 from fl_lightning.data.augment import Name
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.readers import assemble, fingerprint
-from fl_lightning.data.readers.bounds import require_memory
 from fl_lightning.data.readers.mapped import Array, mapped
+from fl_lightning.data.readers.pictures import decode
 from fl_lightning.errors import UserError, require
 
 VERSION = 1
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"})
-GREY, COLOUR = frozenset({"1", "L"}), frozenset({"P", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "PA", "RGBX"})
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Images(Source):
     def _read(self, halves: dict[str, dict[str, list[Path]]]) -> dict[str, Array]:
         classes = list(halves["train"])
         files = [file for half in halves.values() for listed in half.values() for file in listed]
-        pixels = _decode(files, self.size)
+        pixels = decode({str(file): file for file in files}, self.size)
         arrays, start = {}, 0
         for half, listed in halves.items():
             counts = [len(listed.get(name, ())) for name in classes]
@@ -99,44 +96,3 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}; make it readable") from None
     return found
-
-
-def _decode(files: Sequence[Path], size: int | None) -> Array:
-    """All images as bytes (n, channels, height, width): one channel if all are grey, else three."""
-    from PIL import Image, UnidentifiedImageError
-
-    def opened(file: Path) -> Image.Image:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # an image that may be a decompression bomb
-                return Image.open(file)
-        except UnidentifiedImageError:
-            raise UserError(f"{file} is not an image; replace or remove it") from None
-        except (OSError, ValueError, Image.DecompressionBombError, Warning) as error:
-            raise UserError(f"cannot read {file}: {' '.join(str(error).split())}; replace or remove it") from None
-
-    grey, shape = True, (0, 0)
-    for number, file in enumerate(files):  # the headers alone
-        with opened(file) as image:
-            require(image.mode in GREY | COLOUR, f"{file} is of mode {image.mode}, not 8 bits per channel; convert it")
-            grey = grey and image.mode in GREY
-            if number == 0:
-                shape = (image.height, image.width)
-            require(
-                size is not None or (image.height, image.width) == shape,
-                f"{files[0]} has {shape[1]}x{shape[0]} pixels and {file} {image.width}x{image.height}; all images "
-                "must have one size: scale them by --data.size, for example --data.size 32",
-            )
-    height, width = (size, size) if size is not None else shape
-    require_memory(f"{len(files)} images of {width}x{height} pixels", len(files) * (1 if grey else 3) * height * width)
-    pixels = np.empty((len(files), 1 if grey else 3, height, width), np.uint8)
-    for place, file in zip(pixels, files, strict=True):
-        with opened(file) as image:
-            try:
-                converted = image.convert("L" if grey else "RGB")
-            except (OSError, SyntaxError, ValueError) as error:
-                raise UserError(f"{file} is damaged ({' '.join(str(error).split())}); replace or remove it") from None
-        if size is not None:
-            converted = converted.resize((width, height), Image.Resampling.BILINEAR)
-        place[:] = np.asarray(converted).reshape(height, width, -1).transpose(2, 0, 1)
-    return pixels
