@@ -18,7 +18,7 @@ def blocks(name):
     return BLOCK.findall((ROOT / name).read_text())
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/extending.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/extending.md", "docs/tasks.md"])
 def test_examples_run(name, out, monkeypatch, capsys):
     monkeypatch.chdir(out.parent)  # where runs go
     namespace = {}
@@ -39,7 +39,14 @@ def plugins(tmp_path):
         if block.startswith("# plugins/"):
             first, _, content = block.partition("\n")
             (folder / first.removeprefix("# plugins/")).write_text(content)
-    assert {path.name for path in folder.iterdir()} == {"median.py", "inertia.py", "fedmild.py", "tiny.py", "moons.py"}
+    assert {path.name for path in folder.iterdir()} == {
+        "median.py",
+        "inertia.py",
+        "fedmild.py",
+        "tiny.py",
+        "moons.py",
+        "lit_digits.py",
+    }
     return folder
 
 

@@ -41,6 +41,20 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "partial cohorts": {"fraction": 0.5},
     "stragglers": {"straggler_fraction": 0.5, "epochs": 4},
     "full batches": {"batch_size": None},
+    "schedule": {"schedule": "linear", "warmup": 0.3, "lr_rounds": 4, "rounds": 2},
+    # A large eps: where a gradient is zero up to rounding, Adam would step by the sign of the rounding.
+    "adam": {"optimiser": "adam", "lr": 0.02, "eps": 1e-3, "weight_decay": 1e-2, "rounds": 2},
+    "adamw with a schedule": {
+        "optimiser": "adamw",
+        "lr": 0.02,
+        "beta1": 0.8,
+        "beta2": 0.95,
+        "eps": 1e-3,
+        "weight_decay": 0.1,
+        "schedule": "cosine",
+        "warmup": 2,
+        "rounds": 2,
+    },
 }
 # A named setting has the hooks of what it is made of, which is checked with all settings: what it sends and keeps by
 # other defaults is seen in these.
