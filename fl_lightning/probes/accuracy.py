@@ -33,8 +33,8 @@ from fl_lightning.uncertainty.metrics import Calibration
 # Test samples per forward pass: larger blocks leave the cache of a CPU and are slower.
 BLOCK = 1000
 # What takes a pass over data, by the beginning of its name; a round that is not due has none of it.
-MEASURED = frozenset({"GA", "LA", "NLL", "Brier", "ECE", "PA", "AE", "LF"})
-MEASURED_OF_CLIENTS = frozenset({"accuracy", "distance", "test_samples", "accuracy_before", "accuracy_after"})
+MEASURED = frozenset({"GA", "LA", "NLL", "Brier", "ECE", "F1", "RMSE", "PA", "AE", "LF"})
+MEASURED_OF_CLIENTS = frozenset({"accuracy", "R2", "distance", "test_samples", "accuracy_before", "accuracy_after"})
 
 
 def score(task: Task, models: Sequence[Weights], dataset: Dataset, calibrated: int = 0) -> list[Score]:
