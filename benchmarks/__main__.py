@@ -17,9 +17,11 @@ from benchmarks.forms import measure_forms
 from benchmarks.mapping import measure_mapping
 from benchmarks.memory import measure_memory
 from benchmarks.population import measure_population
+from benchmarks.precision import measure_precision
 from benchmarks.speed import measure_speed
 from benchmarks.sweeps import measure_sweeps
 from benchmarks.table import Row, show
+from benchmarks.uncertainty import measure_uncertainty
 from benchmarks.workers import measure_workers
 
 PARTS = (
@@ -27,7 +29,9 @@ PARTS = (
     "2",
     "3",
     "forms",
+    "precision",
     "evaluation",
+    "uncertainty",
     "augmentation",
     "memory",
     "mapping",
@@ -55,7 +59,11 @@ def main() -> None:
         "2": lambda: speed_of(works.cifar_cnn(options.scale)),
         "3": lambda: speed_of(works.tiny_fits(options.scale)),
         "forms": lambda: measure_forms(works.mnist_mlp(options.scale)),
+        "precision": lambda: [
+            row for work in (works.mnist_mlp, works.cifar_cnn) for row in measure_precision(work(options.scale))
+        ],
         "evaluation": lambda: measure_evaluation(works.mnist_mlp(options.scale)),
+        "uncertainty": lambda: measure_uncertainty(works.mnist_mlp(options.scale)),
         "augmentation": measure_augmentation,
         "memory": measure_memory,
         "mapping": measure_mapping,

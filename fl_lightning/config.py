@@ -25,6 +25,7 @@ from fl_lightning.data.partition import Split
 from fl_lightning.engines.engine import Engine
 from fl_lightning.errors import UserError, require
 from fl_lightning.federation import Federation
+from fl_lightning.fitting import UNFIT, in_words, reason
 from fl_lightning.method import Method
 from fl_lightning.probes.settings import Evaluation, Probe
 from fl_lightning.task import Task
@@ -47,16 +48,31 @@ class Compute:
 
     Attributes:
         device: auto takes a GPU if there is one; otherwise cpu, cuda, cuda:1 and so on.
-        precision: Floating point type of parameters and inputs.
+        precision: Floating point type of parameters and inputs; the mixed ones keep them in float32 and compute the
+            network in shorter numbers while it trains, 16-mixed on a GPU alone.
         threads: CPU threads of torch; more than 1 may change the last bits from machine to machine.
     """
 
     device: str = "auto"
-    precision: Literal["float32", "float64"] = "float32"
+    precision: Literal["float32", "float64", "bf16-mixed", "16-mixed"] = "float32"
     threads: int = 1
 
     def __post_init__(self) -> None:
         require(self.threads >= 1, f"compute.threads must be at least 1, got {self.threads}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of parameters, gradients, curvature and sums."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    @property
+    def mixed(self) -> torch.dtype | None:
+        """Of what the network computes while it trains, if that is another type."""
+        require(
+            self.precision != "16-mixed" or self.torch_device.type == "cuda",
+            "compute.precision 16-mixed is for a GPU, got compute.device cpu; use --compute.precision bf16-mixed",
+        )
+        return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.precision)
 
     @property
     def torch_device(self) -> torch.device:
@@ -84,9 +100,45 @@ class Model:
     def build(self, dataset: Dataset, seed: int, compute: Compute) -> Task:
         """The task, with initial weights that depend on the seed alone."""
         cls = discovery.find("models", self.name)
-        with streams.global_noise(seed, "weights"):  # drawn in float32 on the CPU: the same for every device
-            model = cls(dataset.shape, dataset.num_classes, **self.options)
-        return Task(model.to(compute.torch_device, getattr(torch, compute.precision)))
+        positional, named = _told(self.name, cls, dataset)
+        try:
+            with streams.global_noise(seed, "weights"):  # drawn in float32 on the CPU: the same for every device
+                model = cls(*positional, **named, **self.options)
+        except UNFIT as error:
+            raise UserError(
+                f"the model {self.name} cannot be made for {in_words(dataset)} and {dataset.num_classes} outputs "
+                f"({reason(error)}); use another --model, or correct it"
+            ) from error
+        model = model.to(compute.torch_device, compute.dtype)
+        return Task.of(model, likelihood=dataset.likelihood, mixed=compute.mixed)
+
+
+def _told(name: str, cls: type[Any], dataset: Dataset) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the data say to a model's constructor: the arguments without a default, or those that it takes as `*args`.
+
+    Two of them are the shape of an input and the number of classes, whatever they are called; a LightningModule that
+    was written for one problem has none. `vocabulary` and `per_token` are asked for by those that read tokens.
+
+    Raises:
+        UserError: If the constructor asks for anything else, or for tokens where there are none.
+    """
+    known = inspect.signature(cls).parameters.values()
+    sizes = (dataset.shape, dataset.num_classes)
+    asked = [one for one in known if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    of_tokens = [one.name for one in asked if one.name in ("vocabulary", "per_token")]
+    of_sizes = [one.name for one in asked if one.name not in of_tokens]
+    if not asked and any(one.kind is one.VAR_POSITIONAL for one in known):
+        return sizes, {}
+    require(
+        len(of_sizes) in (0, 2),
+        f"the model {name} must take (shape, num_classes), or have defaults for all its arguments, got "
+        f"({', '.join(of_sizes)}); give the others defaults, so that they become settings",
+    )
+    tokens = dataset.num_tokens if of_tokens else None
+    if of_tokens and tokens is None:
+        raise UserError(f"the model {name} reads tokens (whole numbers), got {in_words(dataset)}; use --model mlp")
+    offered = {"vocabulary": tokens, "per_token": dataset.likelihood.task == "tokens"}
+    return sizes if of_sizes else (), {key: offered[key] for key in of_tokens}
 
 
 @dataclass(frozen=True)
@@ -109,8 +161,8 @@ class RunConfig:
     def flat(self) -> dict[str, Any]:
         """All settings by dotted key."""
         flat: dict[str, Any] = {}
-        for part, value in (("method", self.method), ("data", self.source), ("engine", self.engine)):
-            flat[part] = discovery.name_of(PARTS[part][0], type(value)) or type(value).__name__
+        for part, value in self._parts.items():
+            flat[part] = _name_of(part, value)
             flat |= {f"{part}.{name}": v for name, v in _field_values(value).items()}
             if part == "data":
                 flat |= {f"data.{name}": v for name, v in _field_values(self.split).items()}
@@ -151,8 +203,17 @@ class RunConfig:
     @property
     def names(self) -> dict[str, str]:
         """The names of the parts: method, data, model, engine."""
-        flat = self.flat()
-        return {part: flat[part] for part in PARTS}
+        found = {part: _name_of(part, value) for part, value in self._parts.items()}
+        return {part: self.model.name if part == "model" else found[part] for part in PARTS}
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """Those that are instances of a discovered class, by key."""
+        return {"method": self.method, "data": self.source, "engine": self.engine}
+
+
+def _name_of(part: str, value: Any) -> str:
+    return discovery.name_of(PARTS[part][0], type(value)) or type(value).__name__
 
 
 class Field(NamedTuple):
@@ -177,14 +238,41 @@ def parse(flags: Sequence[str]) -> RunConfig:
     """A run's configuration from `--key=value` or `--key value` flags; later ones override earlier ones."""
     names = chosen_names(flags)
     schema = schema_of(names)
-    parser = parser_of(schema)
     check_flags(flags, schema, names)
+    classes = (discovery.find(kind, names[part]) for part, (kind, _, _) in PARTS.items())
+    return build({**_typed_defaults(*classes, **names), **_given(schema, flags)})
+
+
+def _given(schema: Mapping[str, Field], flags: Sequence[str]) -> dict[str, Any]:
+    """The settings that flags name."""
+    pairs = [flag.removeprefix("--").partition("=") for flag in flags if flag.startswith("--")]
+    if len(pairs) == len(flags) and all(equals for _, equals, _ in pairs):
+        return {key: _typed_value(key, schema[key].type, text) for key, _, text in pairs}
+    return _typed({key: schema[key] for key, _, _ in pairs}, flags)
+
+
+def _value(key: str, kind: Any, text: str) -> Any:
+    """What a flag makes of a setting."""
+    return _typed({key: Field(kind, None, "")}, [f"--{key}={text}"])[key]
+
+
+def _defaults(*classes: type[Any], **names: str) -> dict[str, Any]:
+    """All settings of a run with these parts, as they are if none is given."""
+    return _typed(schema_of(names), []) | names
+
+
+# The parser takes a millisecond per setting, whether it is given or not; so it sees each value of each once.
+_typed_value = cast("Callable[[str, Any, str], Any]", functools.lru_cache(maxsize=4096)(_value))
+_typed_defaults = cast("Callable[..., dict[str, Any]]", functools.lru_cache(maxsize=1024)(_defaults))
+
+
+def _typed(schema: Mapping[str, Field], flags: Sequence[str]) -> dict[str, Any]:
+    """What the flags make of some settings, each of its type."""
     try:
-        parsed = parser.parse_args(list(flags)).as_flat()
+        parsed = parser_of(schema).parse_args(list(flags)).as_flat()
     except ArgumentError as error:
         raise UserError(_explain(str(error), schema)) from None
-    values = {key: getattr(parsed, _dest(key)) for key in schema}
-    return build(values)
+    return {key: getattr(parsed, _dest(key)) for key in schema}
 
 
 def build(values: Mapping[str, Any]) -> RunConfig:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +15,10 @@ from fl_lightning.data.plan import SERVER, AllClients, ClientData, Plan
 from fl_lightning.data.shares import sizes_of
 from fl_lightning.engines.engine import Engine, Fit
 from fl_lightning.engines.functional import Functional
-from fl_lightning.errors import Diverged
+from fl_lightning.errors import Diverged, UserError, require
 from fl_lightning.federation import Federation, check_participation, draw_cohort
+from fl_lightning.fitting import check_fit
+from fl_lightning.inputs import each
 from fl_lightning.method import Cohort, Context, Method, Server, task_of, with_round_lr
 from fl_lightning.params import Params, all_finite, weighted_sum, zip_map
 from fl_lightning.record import ClientResult, RoundRecord, Snapshot
@@ -121,6 +123,7 @@ def set_up(
     dataset, device = dataset.to(task.device), task.device
     spare = torch.empty(0, dtype=torch.long) if holdout is None else holdout
     held = ClientData(SERVER, dataset, spare.to(device), task.dtype)
+    check_fit(task, held)
     server = Server(
         task=task,
         sizes=sizes_of(clients),
@@ -128,12 +131,31 @@ def set_up(
         seed=seed,
         smallest_batch=smallest_batch(task, held),
     )
-    training = method.adapt(training)
+    training = method.adapt(with_own_optimiser(training, task))
     check_participation(federation, server.sizes)
     method.check(training, server)
     indices = method.local_data(clients, spare, seed)
     check_batches(training, sizes_of(indices), server.smallest_batch)
     return Setup(server, training, AllClients(dataset, indices, task.dtype), dataset)
+
+
+def with_own_optimiser(training: Training, task: Task) -> Training:
+    """The settings with the optimiser that the model brings, unless they name another."""
+    brings = task.step is not None and task.step.has_optimisers
+    require(
+        brings or training.optimiser != "own",
+        f"training.optimiser own is that of a LightningModule with configure_optimizers, got "
+        f"{type(task.model).__name__}; set --training.optimiser sgd, adam or adamw",
+    )
+    if not brings or training.optimiser != "auto":
+        return training
+    try:
+        return replace(training, optimiser="own")
+    except UserError as refusal:  # settings that only ours have
+        raise UserError(
+            f"{refusal}: {type(task.model).__name__} has configure_optimizers; set --training.optimiser sgd, adam or "
+            "adamw to use ours instead"
+        ) from None
 
 
 def beginning(method: Method, task: Task, server: Server) -> Snapshot:
@@ -147,7 +169,7 @@ def initial(method: Method, task: Task, num_clients: int, dataset: Dataset) -> S
     even beside a method that breaks the rules and writes into its state.
     """
     params, buffers = (zip_map(torch.clone, part) for part in task.initial)
-    x = dataset.inputs(dataset.train_x[:1].to(task.device), task.dtype)
+    x = dataset.inputs(each(lambda one: one[:1].to(task.device), dataset.train_x), task.dtype)
     return Snapshot(0, method.begin(params, num_clients, task, x), buffers)
 
 

@@ -6,7 +6,7 @@ A method is written once, as pure functions; engines turn its client hooks into 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.params import Params, count, zip_map
 from fl_lightning.penalty import Penalty
 from fl_lightning.rules.rule import Rule
-from fl_lightning.rules.sgd import Sgd
+from fl_lightning.rules.usual import usual
 from fl_lightning.task import Task
 from fl_lightning.training import Training
 
@@ -138,7 +138,7 @@ class Local(NamedTuple):
         task: Model and likelihood, for methods that look at the data once more.
         data: Its data, for the same.
         plan: Which samples it saw in which step.
-        rule_state: What the local rule remembers after the last step, unless it is SGD.
+        rule_state: What the local rule remembers after the last step, if the rule is the method's own.
     """
 
     client: int
@@ -152,6 +152,21 @@ class Local(NamedTuple):
     data: ClientData
     plan: Plan
     rule_state: Any = ()
+
+
+class OwnPosterior(NamedTuple):
+    """The posterior that a method keeps of its model, as it stands after a round.
+
+    Attributes:
+        posterior: N(mu_S, Lambda_S^-1).
+        scale: What makes of Lambda_S the mean curvature per sample, where it is one.
+        prior: Where Lambda_S is the precision of the posterior itself, the precision of the prior that is in it; else
+            None.
+    """
+
+    posterior: Gaussian
+    scale: float = 1.0
+    prior: float | None = None
 
 
 class ClientHooks(Protocol):
@@ -239,8 +254,11 @@ class Method(ABC):
         return None
 
     def rule(self, training: Training, context: Context) -> Rule:
-        """How the client uses gradients in this round: SGD, unless a method brings an optimiser of its own."""
-        return Sgd(training)
+        """How the client uses gradients in this round: the user's optimiser, unless a method brings one of its own.
+
+        Where the learning rate changes within a round, it is asked for every step, with the settings of the step.
+        """
+        return usual(training)
 
     def trace(self, context: Context) -> Any:
         """The empty statistics of the local path."""
@@ -277,6 +295,17 @@ class Method(ABC):
             reports: What they sent.
         """
         return ()
+
+    def posterior(self, state: Any, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior | None:
+        """The server's own posterior, if the method keeps one, for predictions from it.
+
+        Args:
+            state: Of the server after a round.
+            round: Which.
+            training: How clients trained.
+            sizes: Numbers of training samples of all clients.
+        """
+        return None
 
     def traffic(self, message: Any) -> float:
         """How many float32 numbers it takes to send a message; a bit is 1/32, a Gaussian knows how it is sent.
@@ -326,5 +355,5 @@ def task_of(method: Method, task: Task) -> Task:
 
 
 def with_round_lr(training: Training, round: int) -> Training:
-    """The settings of round r: lr * lr_decay^(r-1)."""
-    return replace(training, lr=training.lr * training.lr_decay ** (round - 1))
+    """The settings of round r."""
+    return training.in_round(round)

@@ -1,24 +1,42 @@
 """How a client trains: the optimiser's settings, the same for every method and engine."""
 
+import copy
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from fl_lightning.errors import require
+
+# Settings that only the adaptive optimisers have, and those of all optimisers but a module's own.
+ADAPTIVE = ("beta1", "beta2", "eps")
+OURS = ("lr", "momentum", "weight_decay", "lr_decay", "lr_rounds", "schedule", "warmup")
 
 
 @dataclass(frozen=True)
 class Training:
-    """Local training by SGD; the optimiser starts fresh in every round.
+    """Local training by SGD, Adam or AdamW; the optimiser starts fresh in every round, and so does its schedule.
 
     Attributes:
         lr: Learning rate of the clients (lr, eta).
         epochs: Local epochs per round (E).
         batch_size: Samples per step (B); null takes all data of the client at once. The last batch may be smaller; with
             BatchNorm, a last batch of one sample joins the one before it.
-        momentum: Heavy-ball momentum inside a round (rho); 0 is plain SGD.
-        weight_decay: L2 decay added to the gradient after clipping.
+        momentum: Heavy-ball momentum of SGD inside a round (rho); 0 is plain SGD.
+        weight_decay: L2 decay added to the gradient after clipping; of adamw, taken off the weights beside its step.
         clip_norm: Largest norm of the whole gradient, prior included; null does not clip.
         lr_decay: Factor on the learning rate after every round; 1 keeps it constant.
+        lr_rounds: Rounds over which the learning rate falls along half a cosine, further ones staying where the last of
+            them is; null keeps it constant.
+        optimiser: Of the clients: sgd, adam, adamw (whose weight decay is apart from its step), or own, that of a
+            LightningModule; auto is own where the model brings one, else sgd.
+        beta1: How much of the earlier gradients adam and adamw keep.
+        beta2: How much of the earlier squared gradients adam and adamw keep.
+        eps: Added to the root of the squares by adam and adamw.
+        schedule: Of the learning rate within a round, after the warm-up: constant, or falling towards zero by the
+            client's last step, along half a cosine or linearly.
+        warmup: Steps in which the learning rate rises to its value at the start of a round, or a share of the client's
+            steps if it is below 1; never all of them.
     """
 
     lr: float = 0.01
@@ -28,6 +46,13 @@ class Training:
     weight_decay: float = 0.0
     clip_norm: float | None = None
     lr_decay: float = 1.0
+    lr_rounds: int | None = None
+    optimiser: Literal["auto", "sgd", "adam", "adamw", "own"] = "auto"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    warmup: float = 0.0
 
     def __post_init__(self) -> None:
         require(
@@ -49,6 +74,84 @@ class Training:
             f"training.clip_norm must be positive, or null for no clipping, got {self.clip_norm}",
         )
         require(0 < self.lr_decay <= 1, f"training.lr_decay must lie in (0, 1], got {self.lr_decay}")
+        require(
+            self.lr_rounds is None or self.lr_rounds >= 1,
+            f"training.lr_rounds must be at least 1, or null for no cosine over rounds, got {self.lr_rounds}",
+        )
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"training.{name} must lie in [0, 1), got {value}")
+        require(0 < self.eps < math.inf, f"training.eps must be a finite number > 0, got {self.eps}")
+        require(
+            0 <= self.warmup < math.inf and (self.warmup < 1 or self.warmup == int(self.warmup)),
+            f"training.warmup must be a share of the steps below 1, or a whole number of steps, got {self.warmup}",
+        )
+        self._require_defaults(() if self.optimiser in ("adam", "adamw") else ADAPTIVE, "adam or adamw")
+        self._require_defaults(("momentum",) if self.optimiser in ("adam", "adamw") else (), "sgd")
+        self._require_defaults(OURS if self.optimiser == "own" else (), "sgd, adam or adamw")
+
+    def _require_defaults(self, names: Iterable[str], others: str) -> None:
+        """Refuse settings that the optimiser does not have."""
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in names:
+            value = getattr(self, name)
+            require(
+                value == defaults[name],
+                f"training.{name} {value} is for --training.optimiser {others}, got {self.optimiser}; leave one out",
+            )
+
+    @property
+    def is_sgd(self) -> bool:
+        """Whether steps go along the gradient, or its velocity, with one length for all parameters."""
+        return self.optimiser in ("auto", "sgd")
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether every step of a round has the same learning rate."""
+        return self.schedule == "constant" and self.warmup == 0
+
+    def in_round(self, round: int) -> "Training":
+        """The settings of round r: lr * lr_decay^(r-1), and along the cosine lr (1 + cos(pi (r-1) / lr_rounds)) / 2."""
+        return self.at_rate(self.lr * self.lr_decay ** (round - 1) * self.cosine(round))
+
+    def cosine(self, round: int) -> float:
+        """The factor on the learning rate in round r that is due to `lr_rounds`.
+
+        >>> [round(Training(lr_rounds=2).cosine(r), 3) for r in (1, 2, 3)]
+        [1.0, 0.5, 0.5]
+        """
+        if self.lr_rounds is None:
+            return 1.0
+        return (1 + math.cos(math.pi * (min(round, self.lr_rounds) - 1) / self.lr_rounds)) / 2
+
+    def factor(self, step: int, num_steps: int) -> float:
+        """The factor on the learning rate in step t = 0, 1, ... of T, due to warm-up and schedule.
+
+        >>> warm = Training(schedule="linear", warmup=1)
+        >>> [warm.factor(step, 5) for step in range(5)]
+        [0.5, 1.0, 0.75, 0.5, 0.25]
+        """
+        rising = min(int(self.warmup if self.warmup >= 1 else self.warmup * num_steps), num_steps - 1)
+        if step < rising:
+            return (step + 1) / (rising + 1)
+        done = (step - rising) / (num_steps - rising)
+        return {"constant": 1.0, "cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done}[self.schedule]
+
+    def at(self, step: int, num_steps: int) -> "Training":
+        """The settings of one step: with its learning rate."""
+        return self if self.is_steady else self.at_rate(self.lr * self.factor(step, num_steps))
+
+    def at_rate(self, lr: Any) -> "Training":
+        """The settings with another learning rate: a number, or under vmap a tensor that holds one."""
+        changed = copy.copy(self)
+        object.__setattr__(changed, "lr", lr)
+        return changed
+
+    def path_length(self, num_steps: int) -> float:
+        """The sum of the learning rates of all steps of a round."""
+        if self.is_steady:
+            return num_steps * self.lr
+        return sum(self.lr * self.factor(step, num_steps) for step in range(num_steps))
 
     def steps_per_epoch(self, num_samples: int, smallest: int = 1) -> int:
         """How many optimiser steps an epoch over this many samples takes: as many as it has batches."""
@@ -69,3 +172,18 @@ class Training:
         before = self.steps_per_epoch(num_samples, smallest) - 1
         size = self.batch_size or num_samples
         return [*[size] * before, num_samples - before * size]
+
+
+def require_sgd(training: Training, why: str, remedy: str = "set --training.optimiser sgd") -> None:
+    """Refuse other optimisers, for a method whose formula is about SGD's steps."""
+    require(training.is_sgd, f"{why}, expected training.optimiser sgd, got {training.optimiser}; {remedy}")
+
+
+def require_samples_of_sgd(what: str, training: Training) -> None:
+    """Refuse what does not sample a posterior: iterates do so around a minimum, by SGD with one learning rate."""
+    require_sgd(training, f"{what} iterates of SGD")
+    require(
+        training.is_steady,
+        f"{what} iterates of SGD with one learning rate, expected --training.schedule constant without "
+        f"training.warmup, got {training.schedule} and {training.warmup:g}; leave both out",
+    )

@@ -17,7 +17,7 @@ from fl_lightning.client_memory import ClientMemory
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Local
 from fl_lightning.params import Params, flatten, weighted_sum, zeros, zip_map
-from fl_lightning.training import Training
+from fl_lightning.training import Training, require_sgd
 
 
 class Variates(NamedTuple):
@@ -48,6 +48,7 @@ class Variates(NamedTuple):
 
 def check(who: str, training: Training) -> None:
     """Raise `UserError` for optimisers along whose path (x - y_n) / (K_n lr) is no mean gradient."""
+    require_sgd(training, f"{who} takes mean gradients from plain SGD")
     require(
         training.momentum == 0,
         f"{who} takes mean gradients from plain SGD, expected training.momentum 0, got {training.momentum}; "
@@ -62,7 +63,7 @@ def check(who: str, training: Training) -> None:
 
 def change_along_path(local: Local, start: Params, mean: Params) -> Params:
     """The change c_n+ - c_n of a client that has trained from `start` with c - c_n added to its gradient."""
-    length = local.num_steps * local.training.lr
+    length = local.training.path_length(local.num_steps)
     if length == 0:  # the path says nothing about the gradient
         return zeros(start)
 

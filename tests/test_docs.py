@@ -1,15 +1,13 @@
 """The documentation is executed: examples in it that do not work fail the tests."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fl_lightning import discovery
+from tests.processes import contract_tests, fl_lightning
 from tune import grid, study_file
 
 ROOT = Path(__file__).parent.parent
@@ -20,7 +18,7 @@ def blocks(name):
     return BLOCK.findall((ROOT / name).read_text())
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/extending.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/extending.md", "docs/tasks.md"])
 def test_examples_run(name, out, monkeypatch, capsys):
     monkeypatch.chdir(out.parent)  # where runs go
     namespace = {}
@@ -41,17 +39,15 @@ def plugins(tmp_path):
         if block.startswith("# plugins/"):
             first, _, content = block.partition("\n")
             (folder / first.removeprefix("# plugins/")).write_text(content)
-    assert {path.name for path in folder.iterdir()} == {"median.py", "inertia.py", "fedmild.py", "tiny.py", "moons.py"}
+    assert {path.name for path in folder.iterdir()} == {
+        "median.py",
+        "inertia.py",
+        "fedmild.py",
+        "tiny.py",
+        "moons.py",
+        "lit_digits.py",
+    }
     return folder
-
-
-def fl_lightning(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "fl_lightning", *map(str, arguments)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
 
 
 def test_plugins_work_by_name(plugins, out):
@@ -87,17 +83,8 @@ def test_a_plugin_does_not_replace_what_is_built_in(plugins):
     assert "has the name of a built-in method" in done.stderr
 
 
-def contract(*arguments, plugins):
-    return subprocess.run(
-        [sys.executable, "-m", "fl_lightning.testing", *arguments],
-        env={**os.environ, "FL_LIGHTNING_PLUGINS": str(plugins)},
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_plugins_pass_the_contract_tests(plugins):
-    done = contract("--method", "median", "--model", "tiny", "--data", "moons", plugins=plugins)
+    done = contract_tests("--method", "median", "--model", "tiny", "--data", "moons", FL_LIGHTNING_PLUGINS=str(plugins))
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line for line in done.stdout.splitlines() if line[:1].strip()] == [
         "method median",
@@ -108,13 +95,13 @@ def test_plugins_pass_the_contract_tests(plugins):
 
 
 def test_a_plugin_with_memory_of_its_clients_passes_the_contract_tests(plugins):
-    done = contract("--method", "inertia", plugins=plugins)
+    done = contract_tests("--method", "inertia", FL_LIGHTNING_PLUGINS=str(plugins))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" 0 broken") == 1
 
 
 def test_a_named_setting_of_ones_own_passes_the_contract_tests(plugins):
-    done = contract("--method", "fedmild", plugins=plugins)
+    done = contract_tests("--method", "fedmild", FL_LIGHTNING_PLUGINS=str(plugins))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" 0 broken") == 1
     listed = fl_lightning("list", "methods", FL_LIGHTNING_PLUGINS=str(plugins)).stdout
@@ -126,7 +113,7 @@ def test_a_plugin_that_writes_in_place_does_not_pass(plugins):
     path.write_text(
         path.read_text().replace("return State({k: v", "state.params['0.bias'].zero_()\n        return State({k: v")
     )
-    done = contract("--method", "median", plugins=plugins)
+    done = contract_tests("--method", "median", FL_LIGHTNING_PLUGINS=str(plugins))
     assert done.returncode == 1
     assert "broken   hooks change no inputs: Median.aggregate writes into its inputs" in done.stdout
 

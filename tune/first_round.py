@@ -28,7 +28,7 @@ from fl_lightning.params import Params, zip_map
 from fl_lightning.probes.accuracy import score_local
 from fl_lightning.record import RoundRecord, Snapshot
 from fl_lightning.rules.rule import Rule
-from fl_lightning.rules.sgd import Sgd
+from fl_lightning.rules.usual import is_usual, usual
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.task import Score, Weights
 from fl_lightning.training import Training
@@ -87,7 +87,7 @@ class Bundle:
         return None
 
     def rule(self, training: Training, context: Context) -> Rule:
-        return Sgd(training)
+        return usual(training)
 
     def trace(self, context: Context) -> Trajectory:
         traces = tuple(
@@ -183,6 +183,8 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
     method, task, federation = config.method, problem.task, config.federation
     if federation.rounds > 1 or federation.straggler_fraction > 0 or task.initial.buffers:
         return None
+    if not config.training.is_steady or task.step is not None:  # a longer training may begin otherwise
+        return None
     if method.one_by_one or type(method).network is not Method.network:
         return None
     try:
@@ -205,7 +207,7 @@ def _candidate(config: RunConfig, problem: Problem) -> Candidate | None:
     context = method.broadcast(before.state, cohort)
     members = [context.of_member(position) for position in range(len(cohort.members))]
     plain = all(
-        method.penalty(own) is None and not method.frozen(own) and isinstance(method.rule(cohort.training, own), Sgd)
+        method.penalty(own) is None and not method.frozen(own) and is_usual(method.rule(cohort.training, own))
         for own in members
     )
     own_data = all(torch.equal(setup.data[n].indices.cpu(), problem.clients[n]) for n in cohort.members)

@@ -115,8 +115,8 @@ def draw(space: Mapping[str, Range], index: int) -> dict[str, Any]:
 class Builder:
     """Makes the cells of one case, with their settings checked.
 
-    The command line's parser takes 30 ms per configuration, minutes for the paper's grids. So it sees every value of
-    a key once; combinations are put together from what it made of them.
+    Thousands of configurations take a while even where the command line's parser has seen every value. So they are put
+    together from what it made of each value of a key.
     """
 
     def __init__(self, study: Study, case: Case) -> None:
@@ -125,9 +125,12 @@ class Builder:
         self._refers = tuple(_referring(fixed))
         self._fixed = {key: value for key, value in fixed.items() if value is not None and key not in self._refers}
         self._parsed: dict[str, Any] = {}
+        self._others: dict[str, Builder] = {}
 
     def cell(self, environment: Mapping[str, Any], point: Mapping[str, Any]) -> Cell:
         """One setting in one environment."""
+        if self._study.given:
+            return self._under(environment).cell(environment, point)
         try:
             chosen = {key: value for key, value in self._case.settings.items() if key in self._fixed}
             config = self._config({**environment, **chosen, **point})
@@ -137,6 +140,14 @@ class Builder:
         except UserError as error:
             raise UserError(f"{self._place}: {error}") from None
         return Cell(self._case.label, environment, point, config, self._study.seeds, self._refers)
+
+    def _under(self, environment: Mapping[str, Any]) -> "Builder":
+        """Whoever makes the cells of environments with the same base."""
+        base = self._study.base_in(environment)
+        name = repr(base)
+        if name not in self._others:
+            self._others[name] = Builder(replace(self._study, base=base, given=()), self._case)
+        return self._others[name]
 
     @property
     def _place(self) -> str:

@@ -49,8 +49,7 @@ def mean_gradient(task: Task, weights: Weights, data: ClientData) -> Params:
 
 
 def _gradient(task: Task, weights: Weights, x: Tensor, y: Tensor) -> Params:
-    gradient: Params = torch.func.grad(lambda params: task.loss(Weights(params, weights.buffers), x, y))(weights.params)
-    return gradient
+    return task.gradient(weights, x, y)
 
 
 def _accumulate(total: Params, values: Params, share: float) -> None:

@@ -1,6 +1,7 @@
 """A lean loop over the client hooks: no Trainer, no loader, no optimiser object."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,13 +14,17 @@ from fl_lightning import streams
 from fl_lightning.batching import couples_samples
 from fl_lightning.curvature.per_sample import squared_gradients
 from fl_lightning.data.augment import Choices
-from fl_lightning.data.plan import Plan
-from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
+from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.plan import SERVER, ClientData, Plan
+from fl_lightning.engines.engine import Engine, Finisher, Fit, finished_client, mean_loss
+from fl_lightning.engines.own_optimiser import OwnOptimiser, require_nothing_frozen
 from fl_lightning.errors import require
+from fl_lightning.inputs import Inputs, each
 from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, row, zeros, zip_map
 from fl_lightning.rules.rule import Slopes
 from fl_lightning.rules.sgd import Sgd, is_plain, moving, with_zeros
+from fl_lightning.rules.usual import is_usual
 from fl_lightning.task import Task, Weights
 
 # On a CPU, batching clients by vmap pays only for models this small, and only if the clients take similar numbers of
@@ -60,6 +65,20 @@ class Functional(Engine):
                 chunk_context = context.of_members(lambda leaf: leaf[members.start : members.stop])  # noqa: B023
                 yield from train_many(hooks, task, chunk_context, buffers, [plans[i] for i in members])
 
+    def prepare(self, hooks: ClientHooks, task: Task, dataset: Dataset, finish: Finisher[Any]) -> None:
+        require(
+            task.mixed != torch.float16,
+            "compute.precision 16-mixed scales losses, which Lightning does; use --engine lightning, or bf16-mixed",
+        )
+        if task.step is None:
+            return
+        places = torch.arange(min(2, len(dataset.train_y)), device=task.device)
+        few = ClientData(SERVER, dataset.to(task.device), places, task.dtype)
+        task.load(task.initial)
+        with streams.undisturbed(), task.autocast():
+            task.step.require_function(*few.fetch(few.indices))
+        task.load(task.initial)
+
     def in_groups(self, hooks: ClientHooks, task: Task, plans: Sequence[Plan]) -> tuple[Engine, int]:
         chunk = 1 if hooks.one_by_one else self._chunk(task, plans)
         return replace(self, chunk=chunk), chunk
@@ -69,7 +88,7 @@ class Functional(Engine):
 
     def _chunk(self, task: Task, plans: Sequence[Plan]) -> int:
         """The number of these clients to train at once."""
-        chunk = self.chunk_for(task, [plan.num_steps for plan in plans])
+        chunk = 1 if task.step is not None else self.chunk_for(task, [plan.num_steps for plan in plans])
         # The samples that pad smaller batches must not change the outputs of the others.
         return 1 if chunk > 1 and couples_samples(task, plans[0].data) else chunk
 
@@ -94,23 +113,28 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
     free = moving(params, frozen)
     targets, values = list(moving(leaves, frozen).values()), list(free.values())
     penalty, rule = hooks.penalty(context), hooks.rule(training, context)
+    own = _own_optimiser(task, plan, frozen) if training.optimiser == "own" else None
     plain = isinstance(rule, Sgd) and is_plain(training) and not (frozen and penalty is not None)
     pull = penalty.descent(training.lr) if penalty is not None and plain else None
-    theta = params if plain else zip_map(torch.clone, params)  # what is trained; the workbench holds the rule's point
-    state = rule.init(moving(theta, frozen))
+    # What is trained; the workbench holds the rule's point.
+    theta = params if plain or own else zip_map(torch.clone, params)
+    state = () if own else rule.init(moving(theta, frozen))
     trace = hooks.trace(context)
     observes, needs_squares, size = hooks.observes, hooks.needs_squares, len(data)
     per_epoch = plan.steps_per_epoch
     losses: list[Tensor] = []
     shares: list[float] = []
-    with streams.global_noise(plan.seed, "noise", plan.round, data.client):
+    with streams.global_noise(plan.seed, "noise", plan.round, data.client), _without_trainer(task, plan):
         for index, (x, y) in enumerate(plan.all_examples()):
             fraction = len(y) / size
-            if not plain:
+            if not plain and not own:
                 noise = plan.noise(index, params) if rule.draws else {}
+                if not training.is_steady:
+                    rule = hooks.rule(training.at(index, plan.num_steps), context)
                 torch._foreach_copy_(values, list(rule.point(moving(theta, frozen), state, noise).values()))
             squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
-            loss = task.likelihood(model(x), y)
+            epoch, position = divmod(index, per_epoch)
+            loss = task.batch_loss(x, y, position)
             grads = torch.autograd.grad(loss, targets, materialize_grads=True)
             losses.append(loss.detach())
             shares.append(fraction)
@@ -118,19 +142,35 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
                 if pull is not None:
                     pull(params)
                 torch._foreach_add_(values, grads, alpha=-training.lr)
+            elif own:
+                slopes = Slopes(dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta))
+                own.step(targets, list(slopes.total().values()), epoch, position, position == per_epoch - 1)
             else:
                 slopes = Slopes(dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta))
                 updated, state = rule.step(moving(theta, frozen), state, slopes, noise, index)
                 theta = {**theta, **updated}
             if observes:
                 grad = with_zeros(dict(zip(free, grads, strict=True)), params)
-                epoch, position = divmod(index, per_epoch)
                 step = Step(index, theta, grad, squares, fraction, epoch, position == per_epoch - 1, losses[-1])
                 trace = hooks.observe(trace, step)
-    if not plain:
+    if not plain and not own:
         torch._foreach_copy_(values, list(moving(theta, frozen).values()))
-    local = finished_client(task, plan, task.weights(), trace, () if isinstance(rule, Sgd) else state)
+    local = finished_client(task, plan, task.weights(), trace, () if is_usual(rule) else state)
     return Fit(local, mean_loss(losses, shares, plan.num_epochs))
+
+
+def _without_trainer(task: Task, plan: Plan) -> AbstractContextManager[None]:
+    """A LightningModule at work without Lightning; it may ask for how long it trains."""
+    if task.step is None:
+        return nullcontext()
+    return task.step.without_trainer(estimated_stepping_batches=plan.num_steps, max_epochs=plan.num_epochs)
+
+
+def _own_optimiser(task: Task, plan: Plan, frozen: frozenset[str]) -> OwnOptimiser:
+    assert task.step is not None
+    require_nothing_frozen(task.step, frozen)
+    with _without_trainer(task, plan):
+        return OwnOptimiser(task.step, plan.training.clip_norm)
 
 
 def train_many(
@@ -146,6 +186,9 @@ def train_many(
 
     def expand(tree: Any) -> Any:
         return pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(number, *leaf.shape).clone(), tree)
+
+    def by_client(rows: Tensor) -> Tensor:
+        return rows.view(number, -1, *rows.shape[1:])
 
     own = (context.own, context.start if context.own_start else ())
 
@@ -167,16 +210,18 @@ def train_many(
         state: Any,
         own: Any,
         noise: Params,
-        x: Tensor,
+        x: Inputs,
         y: Tensor,
         mask: Tensor,
         size: Tensor,
         length: Tensor,
+        rate: Tensor,
         index: int,
     ) -> Any:
         params, stats, memory, trace = state
         mine = seen_by(own)
-        rule, penalty = hooks.rule(training, mine), hooks.penalty(mine)
+        now = training if training.is_steady else training.at_rate(rate)
+        rule, penalty = hooks.rule(now, mine), hooks.penalty(mine)
         point = {**params, **rule.point(moving(params, frozen), memory, noise)}
 
         def loss_of(params: Params) -> tuple[Tensor, Params]:
@@ -205,7 +250,7 @@ def train_many(
     state = (start, expand(buffers), _stacked(start_rule, own, number), _stacked(start_trace, own, number))
     losses = torch.zeros(number, dtype=torch.float64, device=device)
     own_dims = pytree.tree_map(lambda _: 0, own)
-    step = vmap(advance, in_dims=(0, own_dims, 0, 0, 0, 0, 0, 0, None), randomness="different")
+    step = vmap(advance, in_dims=(0, own_dims, 0, 0, 0, 0, 0, 0, 0, None), randomness="different")
     data = plans[0].data
     with streams.global_noise(plans[0].seed, "noise", plans[0].round, data.client):
         for index, places in enumerate(schedule):
@@ -214,15 +259,21 @@ def train_many(
             mask = (places >= 0).to(task.dtype)
             chosen = choices and Choices(*(leaf[index, :, :width].flatten(0, 1) for leaf in choices))
             x, y = data.fetch(places.clamp(min=0).reshape(-1), chosen)
-            x, y = x.view(number, width, *x.shape[1:]), y.view(number, width)
+            x, y = each(by_client, x), by_client(y)
             noise = _stacked_noise(plans, index, first.start) if rule.draws else {}
-            state, loss = step(state, own, noise, x, y, mask, sizes, lengths, index)
+            rates = torch.tensor([_rate(plan, index) for plan in plans], dtype=task.dtype, device=device)
+            state, loss = step(state, own, noise, x, y, mask, sizes, lengths, rates, index)
             losses += loss.detach().double() * (mask.sum(1) / sizes)
     for position, plan in enumerate(plans):
         params, stats, memory, trace = row(state, position)
-        remembered = () if isinstance(rule, Sgd) else memory
+        remembered = () if is_usual(rule) else memory
         local = finished_client(task, plan, Weights(params, stats), trace, remembered)
         yield Fit(local, float(losses[position]) / plan.num_epochs)
+
+
+def _rate(plan: Plan, index: int) -> float:
+    """The learning rate of a step; of a client that has finished, none."""
+    return plan.training.at(index, plan.num_steps).lr if index < plan.num_steps else 0.0
 
 
 def _stacked(start: Callable[[Any], Any], own: Any, number: int) -> Any:

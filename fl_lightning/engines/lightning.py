@@ -4,9 +4,9 @@ import logging
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
 
@@ -15,12 +15,39 @@ import torch
 from fl_lightning import streams
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
+from fl_lightning.errors import require
 from fl_lightning.method import ClientHooks, Context
 from fl_lightning.params import Params
 from fl_lightning.task import Task, Weights
 
 # Lightning's notices (devices found, tips, advice on loaders) say nothing about a fit of one client.
 LOGGERS = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")
+
+
+# What a Trainer may be told beside what the settings say.
+OPTIONS = (
+    *("logger", "log_every_n_steps", "default_root_dir", "profiler", "detect_anomaly", "deterministic", "benchmark"),
+    *("enable_progress_bar", "enable_model_summary", "enable_checkpointing"),
+)
+# Where the settings say it.
+OURS = {
+    "max_epochs": "set Training(epochs=...)",
+    "max_steps": "set Training(epochs=...)",
+    "accelerator": "move the model: Task(model.to(device))",
+    "devices": "move the model: Task(model.to(device))",
+    "precision": "give the model another type, or Task(model, mixed=torch.bfloat16)",
+    "gradient_clip_val": "set Training(clip_norm=...)",
+    "accumulate_grad_batches": "set Training(batch_size=...), since methods see the gradient of every batch",
+    "callbacks": "use Lightning(callbacks=...)",
+    "strategy": "leave it out: clients are trained side by side with federate(workers=...)",
+}
+# Fits of clients are many and short.
+SILENT = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 @dataclass(frozen=True)
@@ -31,16 +58,29 @@ class Lightning(Engine):
     with chunk 1.
 
     Attributes:
-        callbacks: Further Lightning callbacks, called for every client's fit (from Python only).
+        callbacks: Further Lightning callbacks, called for every client's fit (from Python only). `pl_module.client`
+            and `pl_module.round` say whose fit it is.
+        trainer: Further options of the Trainer that make sense for a fit, such as a logger (from Python only).
     """
 
     # Objects, which no flag can name; of type Any, because importing Lightning for its name takes seconds.
-    python_only: ClassVar[frozenset[str]] = frozenset({"callbacks"})
+    python_only: ClassVar[frozenset[str]] = frozenset({"callbacks", "trainer"})
 
     callbacks: tuple[Any, ...] = ()
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.trainer:
+            require(
+                name in OPTIONS,
+                f"Lightning(trainer=...) takes {', '.join(OPTIONS)}, got {name!r}; "
+                f"{OURS.get(name, 'leave it out: a fit of one client has no use for it')}",
+            )
 
     @property
     def needs_driver(self) -> str:
+        if self.trainer:
+            return "the options of its Trainer are objects of this process"
         return "its callbacks are objects of this process, and see every client" if self.callbacks else ""
 
     def fit(
@@ -53,33 +93,36 @@ class Lightning(Engine):
         # Importing Lightning takes seconds; whoever only lists or checks settings need not wait for it.
         from pytorch_lightning import Trainer
 
-        from fl_lightning.engines.client import Client, EpochLoader, Observer
+        from fl_lightning.engines.client import ClientFit, EpochLoader, Observer, carrier
         from fl_lightning.engines.lean import lean
 
         _look_for_plugins_once()
         device = task.device
         task.load(Weights(context.start, buffers))
-        client, observer = Client(hooks, task, context, plan), Observer(hooks, context)
-        by = client.training_by
+        fit = ClientFit(hooks, task, context, plan)
+        observer, by = Observer(hooks, context, fit), fit.training_by
         with _quiet(), streams.global_noise(plan.seed, "noise", plan.round, plan.data.client):
             trainer = Trainer(
                 accelerator="cpu" if device.type == "cpu" else "gpu",
                 devices=1 if device.index is None else [device.index],
-                precision="64-true" if task.dtype == torch.float64 else "32-true",
                 max_epochs=plan.num_epochs,
+                limit_val_batches=0,  # models are measured on the test set, all of them alike
                 gradient_clip_val=plan.training.clip_norm if by is None else None,  # a rule clips by itself
                 callbacks=[observer, *self.callbacks],
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
+                **{**SILENT, **self._precision(task), **self.trainer},
             )
             lean(trainer)
-            with _interruptible():
-                trainer.fit(client, train_dataloaders=EpochLoader(plan))
+            with _interruptible(), carrier(fit) as module:
+                trainer.fit(module, train_dataloaders=EpochLoader(plan))
         task.model.to(device)  # the Trainer leaves the module on the CPU
         local = finished_client(task, plan, task.weights(), observer.trace, () if by is None else by.state)
-        return Fit(local, mean_loss(client.losses, client.shares, plan.num_epochs))
+        return Fit(local, mean_loss(fit.losses, fit.shares, plan.num_epochs))
+
+    def _precision(self, task: Task) -> dict[str, Any]:
+        """The Trainer's option for the numbers that it computes in."""
+        if task.mixed is not None:
+            return {"precision": "bf16-mixed" if task.mixed == torch.bfloat16 else "16-mixed"}
+        return {"precision": "64-true" if task.dtype == torch.float64 else "32-true"}
 
 
 @cache

@@ -161,6 +161,8 @@ class FedCurv(Method):
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
+        if not cohort.training.is_sgd:
+            return {}
         # The next cohort is not known yet: the worst client with data. SGD on the penalty overshoots above 1.
         total, clients = after.clients.total().fisher, after.clients
         others = (n for n, size in enumerate(cohort.server.sizes) if size > 0 and n not in clients)

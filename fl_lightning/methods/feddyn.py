@@ -111,11 +111,13 @@ class FedDyn(Method):
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
-        return {
+        numbers: dict[str, float | list[float]] = {
             "shift_norm": _norm(after.shift),
             "client_shift_norm": [_norm(after.clients[n]) for n in cohort.members],
-            "prior_stability": cohort.training.lr * self.strength,
         }
+        if cohort.training.is_sgd:
+            numbers["prior_stability"] = cohort.training.lr * self.strength
+        return numbers
 
     def advice(self, metrics: Mapping[str, float]) -> str:
         return overshoot_advice(metrics)

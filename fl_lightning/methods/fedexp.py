@@ -14,7 +14,7 @@ The published code measures the mean of the last two models, because extrapolate
 as it is. Here that is a choice (`average_last`), off: methods are compared by the model that clients start from.
 Its FedAdam squares the momentum instead of the update, and a misspelt name leaves its FedAvgM(ExP) without momentum.
 
-As there, epsilon falls with the square of `training.lr_decay`, as the squares of the updates do.
+As there, epsilon falls with the square of `training.lr_decay`, as the squares of the updates do; so with `lr_rounds`.
 """
 
 from collections.abc import Sequence
@@ -89,6 +89,7 @@ class FedExP(Method):
             for model, weight in zip(models, cohort.weights, strict=True)
         )
         together = float(flatten(mean_update(start, models, cohort.weights)).square().sum())
-        epsilon = self.epsilon * cohort.training.lr_decay ** (2 * (cohort.round - 1))
+        training, number = cohort.training, cohort.round
+        epsilon = self.epsilon * training.lr_decay ** (2 * (number - 1)) * training.cosine(number) ** 2
         bound = 2 * (together + len(models) * epsilon)
         return max(1.0, apart / bound) if bound > 0 else 1.0

@@ -108,11 +108,13 @@ class FedLap(Method):
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
         offset = zip_map(torch.sub, after.params, after.prior)
-        return {
+        numbers: dict[str, float | list[float]] = {
             "prior_distance": _norm(offset),
             "client_share_norm": [_norm(after.clients[n]) for n in cohort.members],
-            "prior_stability": cohort.training.lr * max(self._stiffness(cohort)),
         }
+        if cohort.training.is_sgd:
+            numbers["prior_stability"] = cohort.training.lr * max(self._stiffness(cohort))
+        return numbers
 
     def advice(self, metrics: Mapping[str, float]) -> str:
         return overshoot_advice(metrics)

@@ -8,6 +8,10 @@ a_n are the weights with which the local solver adds up its gradients, x - y_n =
     |a_n|_1 = T_n                                                           plain SGD
     |a_n|_1 = (T_n - rho (1 - rho^T_n) / (1 - rho)) / (1 - rho)             momentum rho
     |a_n|_1 = (1 - (1 - lr mu)^T_n) / (lr mu)                               proximal term mu/2 |y - x|^2, lr mu <= 1
+    |a_n|_1 = T_n                                                           adam, adamw
+
+Each step of adam goes along a mean of gradients, with weights that sum to 1, scaled per parameter. With a schedule, a
+step counts by its learning rate over the largest: T_n becomes the sum of these shares.
 
 With server momentum g:  u <- g u + (x - x_new) / lr  and  x <- x - lr u.
 
@@ -39,7 +43,7 @@ from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, average, zip_map
 from fl_lightning.penalty import Penalty, Quadratic
 from fl_lightning.server_momentum import at_rest, momentum_step
-from fl_lightning.training import Training
+from fl_lightning.training import Training, require_sgd
 
 
 class State(NamedTuple):
@@ -84,6 +88,14 @@ class FedNova(Method):
             "fednova knows no normaliser for a proximal term inside momentum, expected one of the two, got method.mu "
             f"{self.mu} and training.momentum {training.momentum}; set --method.mu 0 or --training.momentum 0",
         )
+        require(
+            training.optimiser != "own",
+            "fednova does not know how a module's own optimiser adds up gradients, expected --training.optimiser sgd, "
+            "adam or adamw, got own; set one of them",
+        )
+        if self.mu:
+            why = f"fednova knows no normaliser for a proximal term, method.mu {self.mu}, inside an adaptive optimiser"
+            require_sgd(training, why, "set --method.mu 0 or --training.optimiser sgd")
 
     def init(self, params: Params, num_clients: int) -> State:
         return State(params, at_rest(params, self.server_momentum))
@@ -92,8 +104,9 @@ class FedNova(Method):
         return Quadratic(context.start, float(self.mu)) if self.mu else None
 
     def report(self, local: Local, context: Context) -> Report:
-        shrinkage = abs(1 - local.training.lr * self.mu)
-        norm = solver_norm(local.num_steps, local.training.momentum, shrinkage)
+        training, number = local.training, local.num_steps
+        rates = [training.factor(step, number) for step in range(number)]
+        norm = solver_norm(rates, training.momentum, training.lr * self.mu)
         return Report(local.params, torch.tensor(norm, dtype=torch.float64))
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
@@ -125,19 +138,19 @@ class FedNova(Method):
         return tau_eff, [p * tau_eff / norm for p, norm in zip(cohort.weights, norms, strict=True)]
 
 
-def solver_norm(num_steps: int, momentum: float, shrinkage: float) -> float:
+def solver_norm(rates: Sequence[float], momentum: float, pull: float) -> float:
     """The l1 norm |a|_1 of the weights with which a local solver has added up its gradients, by recursion.
 
     Args:
-        num_steps: T.
-        momentum: rho; then no shrinkage.
-        shrinkage: |1 - lr mu|, what a proximal step leaves of the earlier steps; 1 without a proximal term.
+        rates: The learning rates of the T steps, in units of lr.
+        momentum: rho; then no pull.
+        pull: lr mu: a proximal step leaves |1 - lr mu| of the earlier steps; 0 without a proximal term.
 
-    >>> solver_norm(3, 0.0, 1.0), solver_norm(3, 0.5, 1.0), solver_norm(3, 0.0, 0.5)
+    >>> solver_norm([1, 1, 1], 0.0, 0.0), solver_norm([1, 1, 1], 0.5, 0.0), solver_norm([1, 1, 1], 0.0, 0.5)
     (3.0, 4.25, 1.75)
     """
     norm = newest = 0.0
-    for _ in range(num_steps):
+    for rate in rates:
         newest = momentum * newest + 1  # how much of the gradients is in the step that is taken now
-        norm = shrinkage * norm + newest
+        norm = abs(1 - rate * pull) * norm + rate * newest
     return norm

@@ -32,7 +32,7 @@ from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
 from fl_lightning.params import Params, all_finite, average, cast_like, flatten, mean_update, unflatten, zip_map
 from fl_lightning.server_momentum import at_rest, momentum_step
-from fl_lightning.training import Training
+from fl_lightning.training import Training, require_samples_of_sgd
 
 
 class State(NamedTuple):
@@ -96,6 +96,7 @@ class FedPA(Method):
         require(0 <= self.server_momentum < 1, f"method.server_momentum must be in [0, 1), got {self.server_momentum}")
 
     def check(self, training: Training, server: Server) -> None:
+        require_samples_of_sgd("fedpa's samples of the posterior are", training)
         require(
             self.burn_in < training.epochs,
             f"method.burn_in must be less than training.epochs, which is {training.epochs}, got {self.burn_in}: "

@@ -8,7 +8,8 @@ Data, AISTATS 2017.
 Up to rounding this is FedAvg with one epoch of one full batch, whatever training.epochs and training.batch_size say.
 - training.clip_norm and training.weight_decay hold for every method or for none: g_n is clipped and decayed by the
   client before it is sent, as FedAvg's only step would be.
-- A momentum that starts fresh in every round does nothing in a round of one step.
+- A momentum that starts fresh in every round does nothing in a round of one step, nor does a schedule of its steps.
+- An adaptive optimiser belongs to the server here: `fedadam` with one epoch of one full batch.
 - The local model on which LA is measured is theta_S - lr g_n; it is not sent.
 """
 
@@ -16,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from fl_lightning.method import Cohort, Context, Local, Method, Step
+from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
 from fl_lightning.params import Params, weighted_sum, zeros, zip_map
 from fl_lightning.rules.rule import clipped
-from fl_lightning.training import Training
+from fl_lightning.training import Training, require_sgd
 
 
 class State(NamedTuple):
@@ -40,6 +41,10 @@ class FedSGD(Method):
 
     def adapt(self, training: Training) -> Training:
         return replace(training, epochs=1, batch_size=None, momentum=0.0)
+
+    def check(self, training: Training, server: Server) -> None:
+        remedy = "use --method fedadam with --training.epochs 1 --training.batch_size null, or --training.optimiser sgd"
+        require_sgd(training, "fedsgd sends gradients, with which the server takes a step of SGD", remedy)
 
     def init(self, params: Params, num_clients: int) -> State:
         return State(params)

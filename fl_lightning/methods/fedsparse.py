@@ -31,9 +31,10 @@ from torch import Tensor, nn
 from fl_lightning import streams
 from fl_lightning.errors import require
 from fl_lightning.gates import Gated, log_odds_of, per_unit, probability_open, split, weight_of
-from fl_lightning.method import Cohort, Context, Local, Method
+from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, average, count, weighted_sum, zip_map
 from fl_lightning.penalty import Penalty
+from fl_lightning.training import Training, require_sgd
 
 # theta never reaches 0 or 1 in a logarithm.
 CERTAIN = 1e-3
@@ -144,6 +145,11 @@ class FedSparse(Method):
     def network(self, module: nn.Module) -> nn.Module:
         start = math.inf if self.theta == 1 else float(log_odds_of(_likely(torch.tensor(self.theta).double())))
         return Gated(module, start, self._scale)
+
+    def check(self, training: Training, server: Server) -> None:
+        if self.gate_lr != 1 and self.theta < 1:
+            why = f"method.gate_lr {self.gate_lr:g} makes gates learn faster through the size of their gradients"
+            require_sgd(training, why, "set --method.gate_lr 1, or --training.optimiser sgd")
 
     def init(self, params: Params, num_clients: int) -> State:
         return State(params, zip_map(lambda gate: torch.full_like(gate, self.theta), split(params)[1]))

@@ -65,6 +65,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import variates
+from fl_lightning.batching import loss_is_likelihood
 from fl_lightning.curvature.e_full import EigenOrder
 from fl_lightning.curvature.fisher import FisherKind
 from fl_lightning.curvature.form import FirstLayer, Form, Measuring, Rest
@@ -73,7 +74,7 @@ from fl_lightning.errors import require
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.merging import Merging, Projection, Solver
 from fl_lightning.gaussian.trust import merged
-from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
+from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server, Step
 from fl_lightning.params import Params, average, flatten, zip_map
 from fl_lightning.penalty import Detached, Linear, Penalty, Sum, overshoot_advice
 from fl_lightning.task import Task
@@ -211,10 +212,16 @@ class Fola(Method):
                 f"method.{field} {value} is for --method.curvature_form {owners}, got {self.curvature_form}; "
                 "leave one out",
             )
+        require(
+            self.curvature_form in ("diagonal", "inputs") or loss_is_likelihood(server.task, server.holdout),
+            f"method.curvature_form {self.curvature_form} is about the likelihood of the outputs, but the "
+            f"training_step of {type(server.task.model).__name__} has another loss; use "
+            "--method.curvature_form diagonal",
+        )
         self._form.check(self.curvature_form, training, server)
         overshoot = training.lr * self.strength * self._form.certain_precision(server)
         require(
-            overshoot < 2 or self.detached_prior,
+            overshoot < 2 or self.detached_prior or not training.is_sgd,
             f"method.strength {self.strength:g} at training.lr {training.lr:g} is sure to diverge with "
             f"--method.curvature_form {self.curvature_form}, whose precision is 1 for a bias; use --method.strength 0, "
             "or one that is far below 2 / training.lr",
@@ -290,6 +297,11 @@ class Fola(Method):
         experts = [report.posterior for report in reports]
         return type(experts[0]).damped_experts(experts, cohort.weights, self._merging)
 
+    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior:
+        """Lambda_S as it stands: a mean over samples, but for sums over epochs, steps or rounds, and minibatches."""
+        scale = self._form.per_sample(training, sizes)
+        return OwnPosterior(state.posterior, scale / round if self._accumulates else scale)
+
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
@@ -314,6 +326,8 @@ class Fola(Method):
             numbers |= type(experts[0]).alikeness(experts)
         if isinstance(before.variates, Variates):
             numbers["variate_excess"] = variates.excesses(before.variates, cohort, _changes(reports))
+        if not cohort.training.is_sgd:  # whose steps have another length than lr times the gradient
+            return numbers
         # Of the next round, whose prior this is; a detached prior takes no step.
         strength = 0.0 if self.detached_prior else self._strength_in(cohort.round + 1)
         largest = after.posterior.prior(self.prior == "exact").largest_eigenvalue() if strength else 0.0

@@ -18,7 +18,10 @@ Where published codes disagree with the paper, the defaults are:
 - only parameters are corrected; NIID-Bench corrects BatchNorm's statistics too;
 - K_n is what the client really did, also if it is a straggler; PFLlib uses the nominal number of epochs;
 - momentum and clipping are refused: with them (x - y_n) / (K_n lr) is no mean gradient, and the engine would put the
-  correction into the buffer, or clip it.
+  correction into the buffer, or clip it;
+- with a schedule, K_n lr is the sum of the learning rates of the K_n steps;
+- adam and adamw go with option I alone, whose variates are gradients however the client steps; the correction is part
+  of the gradient that they see.
 """
 
 from collections.abc import Sequence
@@ -36,7 +39,7 @@ from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, average, flatten, zeros, zip_map
 from fl_lightning.penalty import Linear, Penalty
 from fl_lightning.task import Weights
-from fl_lightning.training import Training
+from fl_lightning.training import Training, require_sgd
 from fl_lightning.variates import Variates, change_along_path
 
 
@@ -81,6 +84,9 @@ class Scaffold(Method):
         require(0 < self.server_lr < float("inf"), f"method.server_lr must be finite and > 0, got {self.server_lr}")
 
     def check(self, training: Training, server: Server) -> None:
+        if self.option == "II":
+            why = "method.option II takes control variates from SGD's path"
+            require_sgd(training, why, "use --method.option I, or set --training.optimiser sgd")
         require(
             training.momentum == 0,
             "scaffold's control variates are mean gradients of plain SGD, expected training.momentum 0, got "

@@ -5,7 +5,8 @@
     theta, state    <- step(theta_t, state_t, (g_t, pull_t), noise_t, t)    t = 0, 1, ...
 
 Pure functions of one client, which also work under `torch.func.vmap`: every engine carries them out, with the same
-noise for the same (seed, round, client, step). SGD is one of them, for which the engines have a shortcut.
+noise for the same (seed, round, client, step). SGD is one of them, for which the engines have a shortcut. Where the
+learning rate changes within a round, the rule is made anew for every step, with the rate of the step in its settings.
 """
 
 from abc import ABC, abstractmethod
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fl_lightning.params import Params, zip_map
 
@@ -53,6 +55,13 @@ class Rule(ABC):
     @abstractmethod
     def step(self, params: Params, state: Any, slopes: Slopes, noise: Params, number: int) -> tuple[Params, Any]:
         """The parameters and the memory after step `number`, counted from 0; for bias corrections add 1."""
+
+
+def descended(params: Params, direction: Params, rate: Any) -> Params:
+    """The parameters after a step, p - rate * direction; rate is a number, or under vmap a tensor that holds one."""
+    if isinstance(rate, Tensor):
+        return zip_map(lambda p, g: p - rate * g, params, direction)
+    return zip_map(lambda p, g: p.sub(g, alpha=rate), params, direction)
 
 
 def clipped(grad: Params, largest: float) -> Params:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from fl_lightning.params import Params, zeros, zip_map
-from fl_lightning.rules.rule import Rule, Slopes, clipped
+from fl_lightning.rules.rule import Rule, Slopes, clipped, descended
 from fl_lightning.training import Training
 
 
@@ -28,8 +28,9 @@ class Sgd(Rule):
 
 
 def is_plain(training: Training) -> bool:
-    """Whether an update is theta - lr * gradient and nothing else."""
-    return training.momentum == 0 and training.weight_decay == 0 and training.clip_norm is None
+    """Whether an update is theta - lr * gradient and nothing else, with one lr for all steps."""
+    alone = training.momentum == 0 and training.weight_decay == 0 and training.clip_norm is None
+    return alone and training.is_steady
 
 
 def moving(params: Params, frozen: frozenset[str]) -> Params:
@@ -63,4 +64,4 @@ def sgd(params: Params, grad: Params, velocity: Params, training: Training) -> t
     if training.momentum:
         velocity = zip_map(lambda v, g: training.momentum * v + g, velocity, grad)
         grad = velocity
-    return zip_map(lambda p, g: p.sub(g, alpha=training.lr), params, grad), velocity
+    return descended(params, grad, training.lr), velocity

@@ -79,10 +79,6 @@ def run_by_hand(case, method, cohorts):
     return history
 
 
-def cohorts_of(records):
-    return [dict(zip(r.cohort.members, r.cohort.epochs, strict=True)) for r in records]
-
-
 def diagnose(method, record):
     return method.diagnose(record.before.state, record.cohort, record.reports, record.after.state)
 
@@ -94,7 +90,7 @@ def test_matches_brute_force(name, setting):
     if method.mu and case.training.momentum:
         case = case.changed(momentum=0.0)
     records = case.run(method)
-    for record, x in zip(records, run_by_hand(case, method, cohorts_of(records)), strict=True):
+    for record, x in zip(records, run_by_hand(case, method, references.cohorts(records)), strict=True):
         assert largest_difference(record.after.state.params, x) < 1e-12
 
 
@@ -103,7 +99,7 @@ def test_matches_brute_force(name, setting):
 def test_matches_brute_force_on_every_engine(changes, engine):
     case, method = ragged().changed(momentum=0.0 if changes["mu"] else 0.9), FedNova(**changes)
     records = case.run(method, engine)
-    assert largest_difference(final(records), run_by_hand(case, method, cohorts_of(records))[-1]) < 1e-12
+    assert largest_difference(final(records), run_by_hand(case, method, references.cohorts(records))[-1]) < 1e-12
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 17])
@@ -111,7 +107,7 @@ def test_matches_brute_force_on_every_engine(changes, engine):
 def test_normaliser_is_the_l1_norm_of_the_solvers_weights(momentum, mu, num_steps):
     """Also where lr * mu > 1 and the weights alternate in sign; and the closed forms of the docstring."""
     lr = 0.1
-    norm = solver_norm(num_steps, momentum, abs(1 - lr * mu))
+    norm = solver_norm([1.0] * num_steps, momentum, lr * mu)
     assert norm == pytest.approx(impulse_norm(num_steps, lr, momentum, mu), rel=1e-12)
     if lr * mu <= 1:
         closed = num_steps if not mu else (1 - (1 - lr * mu) ** num_steps) / (lr * mu)

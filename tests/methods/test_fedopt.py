@@ -1,6 +1,7 @@
 """FedOpt against plain loops, numbers worked out by hand, and its degenerate cases; and its named settings."""
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -74,14 +75,10 @@ def run_by_hand(case, cohorts, optimiser, eta, beta1, beta2, tau, start="tau_squ
     return history
 
 
-def cohorts_of(records):
-    return [dict(zip(r.cohort.members, r.cohort.epochs, strict=True)) for r in records]
-
-
 def assert_matches(case, method, records):
     numbers = (method.server_lr, method.server_momentum, method.beta2, method.tau)
     choices = (method.second_moment, method.bias_correction)
-    history = run_by_hand(case, cohorts_of(records), method.optimiser, *numbers, *choices)
+    history = run_by_hand(case, references.cohorts(records), method.optimiser, *numbers, *choices)
     for record, x in zip(records, history, strict=True):
         assert largest_difference(record.after.state.params, x) < 1e-12
 
@@ -111,9 +108,14 @@ def test_keras_start_and_correction(optimiser, second_moment):
         assert_matches(case, method, case.run(method))
 
 
+@cache
+def some_cohort():
+    return ragged().run(FedAvg(), rounds=1)[0].cohort
+
+
 def step(method, x, updates, weights=None, state=None, number=1):
     """The server's state after one round whose clients moved by these amounts, each a single weight."""
-    cohort = ragged().run(FedAvg(), rounds=1)[0].cohort
+    cohort = some_cohort()
     weights = weights or [1 / len(updates)] * len(updates)
     cohort = cohort._replace(round=number, weights=tuple(weights), members=tuple(range(len(updates))))
     state = state or method.init({"w": torch.tensor([x], dtype=torch.float64)}, 2)
