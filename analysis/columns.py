@@ -12,6 +12,7 @@ from fl_lightning.config import fields_of
 from fl_lightning.data.partition import Split
 from fl_lightning.errors import UserError
 from fl_lightning.federation import Federation
+from fl_lightning.probes.settings import Evaluation
 from fl_lightning.runs.palette import DISPLAY
 from fl_lightning.training import Training
 
@@ -59,7 +60,8 @@ def typed(settings: pd.DataFrame) -> pd.DataFrame:
 
 def with_defaults(settings: pd.DataFrame) -> pd.DataFrame:
     """What a run from before a setting existed did is what its default does now."""
-    for section, cls in (("data", Split), ("training", Training), ("federation", Federation)):
+    sections = {"data": Split, "training": Training, "federation": Federation, "evaluation": Evaluation}
+    for section, cls in sections.items():
         for name, item in fields_of(cls).items():
             key = f"{section}.{name}"
             if key in settings and item.default is not None and settings[key].isna().any():

@@ -232,6 +232,8 @@ def personal(runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for _, row in best.iterrows():
         mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
+        if mine["PA_after"].isna().all():
+            continue
         line = {contests.symbol(key): row[key] for key in keys} | {"case": row["case"]}
         for name, words in PERSONAL.items():
             line |= spread_columns(words, 100 * mine[name])

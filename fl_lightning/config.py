@@ -143,8 +143,8 @@ class RunConfig:
     def flat(self) -> dict[str, Any]:
         """All settings by dotted key."""
         flat: dict[str, Any] = {}
-        for part, value in (("method", self.method), ("data", self.source), ("engine", self.engine)):
-            flat[part] = discovery.name_of(PARTS[part][0], type(value)) or type(value).__name__
+        for part, value in self._parts.items():
+            flat[part] = _name_of(part, value)
             flat |= {f"{part}.{name}": v for name, v in _field_values(value).items()}
             if part == "data":
                 flat |= {f"data.{name}": v for name, v in _field_values(self.split).items()}
@@ -185,8 +185,17 @@ class RunConfig:
     @property
     def names(self) -> dict[str, str]:
         """The names of the parts: method, data, model, engine."""
-        flat = self.flat()
-        return {part: flat[part] for part in PARTS}
+        found = {part: _name_of(part, value) for part, value in self._parts.items()}
+        return {part: self.model.name if part == "model" else found[part] for part in PARTS}
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """Those that are instances of a discovered class, by key."""
+        return {"method": self.method, "data": self.source, "engine": self.engine}
+
+
+def _name_of(part: str, value: Any) -> str:
+    return discovery.name_of(PARTS[part][0], type(value)) or type(value).__name__
 
 
 class Field(NamedTuple):
@@ -211,14 +220,41 @@ def parse(flags: Sequence[str]) -> RunConfig:
     """A run's configuration from `--key=value` or `--key value` flags; later ones override earlier ones."""
     names = chosen_names(flags)
     schema = schema_of(names)
-    parser = parser_of(schema)
     check_flags(flags, schema, names)
+    classes = (discovery.find(kind, names[part]) for part, (kind, _, _) in PARTS.items())
+    return build({**_typed_defaults(*classes, **names), **_given(schema, flags)})
+
+
+def _given(schema: Mapping[str, Field], flags: Sequence[str]) -> dict[str, Any]:
+    """The settings that flags name."""
+    pairs = [flag.removeprefix("--").partition("=") for flag in flags if flag.startswith("--")]
+    if len(pairs) == len(flags) and all(equals for _, equals, _ in pairs):
+        return {key: _typed_value(key, schema[key].type, text) for key, _, text in pairs}
+    return _typed({key: schema[key] for key, _, _ in pairs}, flags)
+
+
+def _value(key: str, kind: Any, text: str) -> Any:
+    """What a flag makes of a setting."""
+    return _typed({key: Field(kind, None, "")}, [f"--{key}={text}"])[key]
+
+
+def _defaults(*classes: type[Any], **names: str) -> dict[str, Any]:
+    """All settings of a run with these parts, as they are if none is given."""
+    return _typed(schema_of(names), []) | names
+
+
+# The parser takes a millisecond per setting, whether it is given or not; so it sees each value of each once.
+_typed_value = cast("Callable[[str, Any, str], Any]", functools.lru_cache(maxsize=4096)(_value))
+_typed_defaults = cast("Callable[..., dict[str, Any]]", functools.lru_cache(maxsize=1024)(_defaults))
+
+
+def _typed(schema: Mapping[str, Field], flags: Sequence[str]) -> dict[str, Any]:
+    """What the flags make of some settings, each of its type."""
     try:
-        parsed = parser.parse_args(list(flags)).as_flat()
+        parsed = parser_of(schema).parse_args(list(flags)).as_flat()
     except ArgumentError as error:
         raise UserError(_explain(str(error), schema)) from None
-    values = {key: getattr(parsed, _dest(key)) for key in schema}
-    return build(values)
+    return {key: getattr(parsed, _dest(key)) for key in schema}
 
 
 def build(values: Mapping[str, Any]) -> RunConfig:

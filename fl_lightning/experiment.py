@@ -187,8 +187,9 @@ def rounds(
         result = ended(config, out, stop)
         if result is not None:
             yield from enumerate(result.history, start=1)
-            if result.unsent:
-                result = replace(result, unsent=send_rest(out, latest(config, out) or result).unsent)
+            if result.unsent:  # also what lies beyond the rule
+                told = send_rest(out, latest(config, out) or result)
+                return replace(told, status=result.status, message=result.message, history=result.history)
             return result
         return (yield from _compute(config, out, outputs or Outputs(), fresh, problem, records, workers, stop))
 

@@ -98,14 +98,16 @@ def config_of(folder: Path) -> RunConfig:
 
 
 def _folder(run: Result | Path | str, out: Path | str) -> Path:
-    """Where a run is, if its model is still that of the round after which it ended."""
+    """Where a run is, if its model is still that of the round after which it ended: one that was stopped may go on."""
     folder = folder_of_run(run, out)
-    if isinstance(run, Result) and run.status == "stopped" and (now := read_result(folder)) is not None:
-        rounds = len(now.history)
+    now = read_result(folder)
+    if now is not None and (isinstance(run, Result) or now.status == "stopped"):
+        wanted = len((run if isinstance(run, Result) else now).history)
+        there = checkpoint.round_of(folder) or len(now.history)
         require(
-            rounds == len(run.history),
-            f"the run in {folder} has gone on to round {rounds}, and its model after round {len(run.history)} is gone; "
-            "compute it again with --fresh",
+            there == wanted,
+            f"the run in {folder} has gone on to round {there}, and its model after round {wanted} is gone; compute it "
+            "again with --fresh",
         )
     return folder
 

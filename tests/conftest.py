@@ -3,6 +3,7 @@
 import inspect
 import os
 import shutil
+import sqlite3
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # several workers share few cores; inherited by the processes that tests start
@@ -12,17 +13,24 @@ import pytest
 import torch
 
 import fl_lightning  # noqa: F401 - before Lightning: it mends torchvision beside a CPU-only torch
+from fl_lightning.runs import files, store
+from tests.uncounted import uncounted
 
 torch.set_num_threads(1)
 
 # What takes seconds: processes of their own, clusters, browsers, notebooks, and the store of runs.
 SLOW_MODULES = {"multiprocessing", "nbclient", "ray", "selenium", "subprocess"}
-SLOW_HELPERS = {"tests.servers", "tests.tune.clusters"}
+SLOW_HELPERS = {"tests.processes", "tests.servers", "tests.tune.clusters"}
 SLOW_FIXTURES = {"empty_store"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks which tests stay together
 def pytest_collection_modifyitems(items):
-    """Mark tests as slow by what they use, beside those that say so themselves; `make quick` runs the others."""
+    """Mark tests as slow by what they use, beside those that say so themselves; `make quick` runs the others.
+
+    Those of a file stay together in one of xdist's workers, since they share clusters, servers and stores; all that use
+    the same cluster do. They come first: the many that take no time fill up the end, where nobody shall wait.
+    """
     for item in items:
         names = vars(getattr(item, "module", None) or object).values()
         uses = {getattr(value, "__name__", "").partition(".")[0] for value in names if inspect.ismodule(value)}
@@ -30,20 +38,93 @@ def pytest_collection_modifyitems(items):
         fixtures = set(getattr(item, "fixturenames", ()))
         if uses & SLOW_MODULES or helpers & SLOW_HELPERS or fixtures & SLOW_FIXTURES:
             item.add_marker(pytest.mark.slow)
+            item.add_marker(
+                pytest.mark.xdist_group("ray_here" if "ray_here" in fixtures else item.nodeid.partition("::")[0])
+            )
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory):
+def made_once(tmp_path_factory):
     """An MLflow database with its tables and nothing in them: creating one takes seconds, copying it nothing."""
-    from mlflow import MlflowClient
-
     shared = tmp_path_factory.getbasetemp().parent  # of all workers
     path = shared / "empty-mlflow.db"
     with filelock.FileLock(shared / "empty-mlflow.lock"):
         if not path.exists():
+            from mlflow import MlflowClient
+
             MlflowClient(f"sqlite:///{path}.part").search_experiments()
             Path(f"{path}.part").rename(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory):
+    return made_once(tmp_path_factory)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _new_stores_are_copies(tmp_path_factory):
+    """New stores of this process have their tables already; how they are made is seen in tests/faults/test_new_store,
+    in processes of their own.
+    """
+
+    def create(database, fill):
+        def fill_copy(uri):
+            shutil.copy(made_once(tmp_path_factory), store.database_of(uri))
+            fill(uri)
+
+        original(database, fill_copy)
+
+    original = store._create
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "_create", create)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _other_packages_are_not_counted():
+    with uncounted():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nobody_waits_for_the_disk():
+    """What is written is there for all processes at once, and after any kill; only a machine that stops loses it."""
+    from sqlalchemy import Engine, event
+
+    def hurry(connection, record):
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "connect", hurry)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+    event.remove(Engine, "connect", hurry)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _pictures_are_drawn_once():
+    """The two of a run take longer than all else of a small one: those of the first of its kind stand for others'."""
+    drawn = {}
+
+    def write(config, counts, history, folder, pictures):
+        kind = config.names["method"], config.names["data"], len(history)
+        if pictures and kind in drawn:
+            made = original(config, counts, history, folder, pictures=False)
+            for name, content in drawn[kind].items():
+                (folder / name).write_bytes(content)
+            return [*made, *(folder / name for name in drawn[kind])]
+        made = original(config, counts, history, folder, pictures)
+        if pictures:
+            drawn[kind] = {path.name: path.read_bytes() for path in made if path.suffix == ".png"}
+        return made
+
+    original = files.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "write", write)
+        yield
 
 
 @pytest.fixture

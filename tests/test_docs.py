@@ -1,15 +1,13 @@
 """The documentation is executed: examples in it that do not work fail the tests."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fl_lightning import discovery
+from tests.processes import contract_tests, fl_lightning
 from tune import grid, study_file
 
 ROOT = Path(__file__).parent.parent
@@ -52,15 +50,6 @@ def plugins(tmp_path):
     return folder
 
 
-def fl_lightning(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "fl_lightning", *map(str, arguments)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_plugins_work_by_name(plugins, out):
     flags = ["--method", "median", "--method.pull", 0.1, "--model", "tiny", "--model.width", 8, "--data", "moons"]
     more = ["--data.samples", 300, "--training.lr", 0.5, "--federation.rounds", 3, "--out", out, "--json", "--quiet"]
@@ -94,17 +83,8 @@ def test_a_plugin_does_not_replace_what_is_built_in(plugins):
     assert "has the name of a built-in method" in done.stderr
 
 
-def contract(*arguments, plugins):
-    return subprocess.run(
-        [sys.executable, "-m", "fl_lightning.testing", *arguments],
-        env={**os.environ, "FL_LIGHTNING_PLUGINS": str(plugins)},
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_plugins_pass_the_contract_tests(plugins):
-    done = contract("--method", "median", "--model", "tiny", "--data", "moons", plugins=plugins)
+    done = contract_tests("--method", "median", "--model", "tiny", "--data", "moons", FL_LIGHTNING_PLUGINS=str(plugins))
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line for line in done.stdout.splitlines() if line[:1].strip()] == [
         "method median",
@@ -115,13 +95,13 @@ def test_plugins_pass_the_contract_tests(plugins):
 
 
 def test_a_plugin_with_memory_of_its_clients_passes_the_contract_tests(plugins):
-    done = contract("--method", "inertia", plugins=plugins)
+    done = contract_tests("--method", "inertia", FL_LIGHTNING_PLUGINS=str(plugins))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" 0 broken") == 1
 
 
 def test_a_named_setting_of_ones_own_passes_the_contract_tests(plugins):
-    done = contract("--method", "fedmild", plugins=plugins)
+    done = contract_tests("--method", "fedmild", FL_LIGHTNING_PLUGINS=str(plugins))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" 0 broken") == 1
     listed = fl_lightning("list", "methods", FL_LIGHTNING_PLUGINS=str(plugins)).stdout
@@ -133,7 +113,7 @@ def test_a_plugin_that_writes_in_place_does_not_pass(plugins):
     path.write_text(
         path.read_text().replace("return State({k: v", "state.params['0.bias'].zero_()\n        return State({k: v")
     )
-    done = contract("--method", "median", plugins=plugins)
+    done = contract_tests("--method", "median", FL_LIGHTNING_PLUGINS=str(plugins))
     assert done.returncode == 1
     assert "broken   hooks change no inputs: Median.aggregate writes into its inputs" in done.stdout
 

@@ -97,6 +97,20 @@ def test_what_was_interrupted_is_judged_by_the_rule_too(out, tmp_path):
     assert timeless(experiment.run(config(), out)) == timeless(full)
 
 
+def test_a_model_is_never_that_of_another_round(out):
+    settings = {"training__lr": 0.0}
+    result = experiment.run(config(**settings), out, stop=Stop(patience=1))
+    load_model(result.folder)
+    progress = experiment.rounds(config(**settings), out)
+    for _ in range(3):
+        next(progress)
+    with pytest.raises(KeyboardInterrupt):
+        progress.throw(KeyboardInterrupt())
+    for run in (result, result.folder):
+        with pytest.raises(UserError, match="has gone on to round 3, and its model after round 2 is gone"):
+            load_model(run)
+
+
 def test_a_rule_that_is_never_met_changes_nothing(out):
     result = experiment.run(config(federation__rounds=2), out, stop=Stop(at_least=1.1, patience=50))
     assert (result.status, result.message, len(result.history)) == ("finished", "", 2)

@@ -115,8 +115,8 @@ def draw(space: Mapping[str, Range], index: int) -> dict[str, Any]:
 class Builder:
     """Makes the cells of one case, with their settings checked.
 
-    The command line's parser takes 30 ms per configuration, minutes for the paper's grids. So it sees every value of
-    a key once; combinations are put together from what it made of them.
+    Thousands of configurations take a while even where the command line's parser has seen every value. So they are put
+    together from what it made of each value of a key.
     """
 
     def __init__(self, study: Study, case: Case) -> None:

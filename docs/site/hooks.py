@@ -34,6 +34,7 @@ GUIDES = (
     "sweeps",
     "uncertainty",
     "cluster",
+    "gpu",
     "analysis",
     "extending",
     "laplace",

@@ -154,6 +154,13 @@ def identity_of(folder: Path) -> str:
         raise UserError(f"{path} {damage}; compute that run again with --fresh") from None
 
 
+def round_of(folder: Path) -> int | None:
+    """After which round the checkpoint of a folder is; None without one."""
+    if not (folder / CURRENT).exists():
+        return None
+    return int(identity_of(folder).rpartition(" ")[2])
+
+
 def _existing(folder: Path) -> Path:
     path = folder / CURRENT
     if not path.exists():

@@ -104,6 +104,7 @@ def texts(figure):
     return [text for text in found if text.get_text() and text.get_visible()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_figure_is_legible_in_one_column(name, theme):

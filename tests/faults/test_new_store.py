@@ -1,12 +1,8 @@
 """The birth of an MLflow database: kills, crowds, and what earlier versions of the program have left half made."""
 
-import os
 import random
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from contextlib import closing
 from threading import Event, Thread
@@ -22,8 +18,9 @@ from fl_lightning.runs.folder import finished, folder_of
 from fl_lightning.runs.store import database_of, ensure, store_uri, why_broken
 from fl_lightning.runs.track import EXPERIMENT, Tracker
 from tests.faults import workers
+from tests.processes import fl_lightning
 
-KILLS = 20
+KILLS = 8
 
 
 @pytest.fixture(autouse=True)
@@ -71,15 +68,15 @@ def test_eight_runs_at_once_share_a_new_store(tmp_path):
 def test_the_same_command_finishes_after_a_kill_in_the_creation(tmp_path):
     out = tmp_path / "runs"
     flags = [f"--{key}={value}" for key, value in workers.SETTINGS.items()]
-    command = [sys.executable, "-m", "fl_lightning", "run", *flags, "--out", str(out), "--quiet"]
-    process = subprocess.Popen(command)
+    command = ["run", *flags, "--out", str(out), "--quiet"]
+    process = workers.started(workers.command, *command)
     while not list(out.glob("mlflow.db*")) or not any(path.stat().st_size for path in out.glob("mlflow.db.new")):
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.001)
     time.sleep(0.2)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    done = subprocess.run(command, capture_output=True, text=True)
+    process.kill()
+    process.join()
+    done = fl_lightning(*command)
     assert (done.returncode, done.stderr) == (0, "")
 
 

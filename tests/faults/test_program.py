@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-RUN = ["run", "--data.clients", "3", "--model.hidden", "[4]", "--federation.rounds", "3"]
+# Without Lightning, which takes as long to import as all the rest.
+RUN = ["run", "--data.clients", "3", "--model.hidden", "[4]", "--federation.rounds", "3", "--engine", "functional"]
 STOPPED = {"fl-lightning: stopped", "fl-lightning: stopped; finished rounds are saved, the same command goes on"}
 
 

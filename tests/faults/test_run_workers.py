@@ -42,6 +42,12 @@ def drive(out):
         driver.end()
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The run that nothing disturbs."""
+    return timeless(alone(configure(SETTINGS), tmp_path_factory.mktemp("undisturbed")))
+
+
 def workers_of(driver):
     return [pid for pid, command in driver.family().items() if command.startswith("ray::Worker")]
 
@@ -55,7 +61,7 @@ def known(out):
     return list(saved.history) if saved else []
 
 
-def test_workers_and_drivers_that_die_lose_nothing(out, drive, tmp_path):
+def test_workers_and_drivers_that_die_lose_nothing(out, drive, undisturbed):
     config = configure(SETTINGS)
     interrupted = drive("--workers", "2")
     wait_for_rounds(out, 3)
@@ -82,10 +88,10 @@ def test_workers_and_drivers_that_die_lose_nothing(out, drive, tmp_path):
 
     result = experiment.run(config, out)  # here, without workers
     assert result.history[: len(second)] == second
-    assert timeless(result) == timeless(alone(config, tmp_path / "undisturbed"))
+    assert timeless(result) == undisturbed
 
 
-def test_a_lost_node_is_survived(out, drive, tmp_path):
+def test_a_lost_node_is_survived(out, drive, undisturbed):
     """The driver's folder and store are its own business: the other nodes need not see them."""
     with cluster(0, 1, 1) as made:
         driver = drive("--workers", "2", "--address", made.address)
@@ -93,4 +99,4 @@ def test_a_lost_node_is_survived(out, drive, tmp_path):
         made.remove_node(made.list_all_nodes()[1], allow_graceful=False)
         assert driver.wait() == 0, driver.errors
     config = configure(SETTINGS)
-    assert timeless(run_folder.finished(config, out)) == timeless(alone(config, tmp_path / "undisturbed"))
+    assert timeless(run_folder.finished(config, out)) == undisturbed

@@ -1,11 +1,11 @@
-"""Processes that fault tests start and kill, forked from one that has imported MLflow: a start costs nothing."""
+"""What processes do that fault tests start and kill."""
 
-import multiprocessing
 import sys
 from pathlib import Path
 
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["tests.faults.preloaded"])
+from tests.processes import started
+
+__all__ = ["SETTINGS", "command", "open_store", "run", "started"]
 
 SETTINGS = {
     "data": "digits",
@@ -37,9 +37,3 @@ def command(*arguments: str) -> None:
     from fl_lightning.__main__ import main
 
     sys.exit(main(arguments))
-
-
-def started(target, *arguments):
-    process = context.Process(target=target, args=arguments)
-    process.start()
-    return process

@@ -1,6 +1,7 @@
 """FedOpt against plain loops, numbers worked out by hand, and its degenerate cases; and its named settings."""
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -111,9 +112,14 @@ def test_keras_start_and_correction(optimiser, second_moment):
         assert_matches(case, method, case.run(method))
 
 
+@cache
+def some_cohort():
+    return ragged().run(FedAvg(), rounds=1)[0].cohort
+
+
 def step(method, x, updates, weights=None, state=None, number=1):
     """The server's state after one round whose clients moved by these amounts, each a single weight."""
-    cohort = ragged().run(FedAvg(), rounds=1)[0].cohort
+    cohort = some_cohort()
     weights = weights or [1 / len(updates)] * len(updates)
     cohort = cohort._replace(round=number, weights=tuple(weights), members=tuple(range(len(updates))))
     state = state or method.init({"w": torch.tensor([x], dtype=torch.float64)}, 2)

@@ -67,10 +67,14 @@ def check_kept(before, configs, out):
             assert history[: len(before[identity(config)])] == before[identity(config)], "computed again"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_and_a_killed_driver_lose_nothing(out, study, drive, tmp_path, number):
-    configs = configs_of(study)
-    interrupted = drive("--max-concurrent", "1")
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Where the runs that nothing disturbs are computed, once for all tests."""
+    return tmp_path_factory.mktemp("undisturbed")
+
+
+def check_interrupted(interrupted, number, out):
+    """In the middle of its runs; what it leaves behind is in order."""
     wait_for_rounds(out, 40)
     os.kill(interrupted.process.pid, number)
     assert interrupted.wait(60) == 128 + number
@@ -80,6 +84,15 @@ def test_an_interrupted_and_a_killed_driver_lose_nothing(out, study, drive, tmp_
     (parent,) = [run for run in tracked(out)[1] if run.data.tags.get("kind") == "sweep"]
     assert parent.info.status == "KILLED"
     assert not [run for run in tracked(out)[1] if run.info.status == "RUNNING"]
+
+
+def test_a_terminated_driver_leaves_all_in_order(out, drive):
+    check_interrupted(drive("--max-concurrent", "1"), signal.SIGTERM, out)
+
+
+def test_an_interrupted_and_a_killed_driver_lose_nothing(out, study, drive, undisturbed):
+    configs = configs_of(study)
+    check_interrupted(drive("--max-concurrent", "1"), signal.SIGINT, out)
     first = known_rounds(configs, out)
     assert 0 < len(first) < len(configs)
 
@@ -97,7 +110,7 @@ def test_an_interrupted_and_a_killed_driver_lose_nothing(out, study, drive, tmp_
     assert killed.wait_until_gone(10) == {}, "processes of a killed driver live on"
     assert os.listdir(killed.temporary) == []
     assert (last.summary["runs"], last.summary["failures"]) == (len(configs), {})
-    check_complete(configs, out, tmp_path / "undisturbed")
+    check_complete(configs, out, undisturbed)
     check_kept(first, configs, out)
     check_kept(second, configs, out)
 
@@ -107,7 +120,7 @@ def worker_of(driver_family):
     return [pid for pid, command in driver_family.items() if command.startswith("ray::") and "Trainable" in command]
 
 
-def test_a_killed_worker_is_replaced(out, study, drive, tmp_path):
+def test_a_killed_worker_is_replaced(out, study, drive, undisturbed):
     driver = drive("--max-concurrent", "1")
     wait_for_rounds(out, 40)
     deadline = time.monotonic() + 30
@@ -116,11 +129,11 @@ def test_a_killed_worker_is_replaced(out, study, drive, tmp_path):
     os.kill(workers[0], signal.SIGKILL)
     assert driver.wait() == 0, driver.errors
     assert driver.summary["failures"] == {}
-    check_complete(configs_of(study), out, tmp_path / "undisturbed")
+    check_complete(configs_of(study), out, undisturbed)
     assert driver.wait_until_gone(10) == {}
 
 
-def test_a_lost_node_is_survived(out, study, drive, tmp_path):
+def test_a_lost_node_is_survived(out, study, drive, undisturbed):
     configs = configs_of(study)
     with cluster(0, 1, 1) as made:
         driver = drive("--address", made.address)
@@ -129,7 +142,7 @@ def test_a_lost_node_is_survived(out, study, drive, tmp_path):
         made.remove_node(lost, allow_graceful=False)
         assert driver.wait() == 0, driver.errors
         assert (driver.summary["failures"], driver.summary["runs"]) == ({}, len(configs))
-    check_complete(configs, out, tmp_path / "undisturbed")
+    check_complete(configs, out, undisturbed)
 
 
 PLUGIN = '''
@@ -154,7 +167,7 @@ class Full(FedAvg):
 '''
 
 
-def test_a_full_disk_is_told_and_the_same_command_goes_on(out, study, drive, tmp_path):
+def test_a_full_disk_is_told_and_the_same_command_goes_on(out, study, drive, tmp_path, undisturbed):
     plugins, full = tmp_path / "plugins", tmp_path / "full"
     plugins.mkdir()
     (plugins / "full.py").write_text(PLUGIN)
@@ -179,5 +192,5 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(out, study, drive, tmp
         assert [point.step for point in client.get_metric_history(run.info.run_id, "GA")] == list(range(1, 31))
     # FedAvg by another name.
     study.write_text(yaml.safe_dump({**STUDY, "cases": ["fedavg"], "seeds": 2}))
-    expected = [alone(config, tmp_path / "undisturbed").final["GA"] for config in configs_of(study)]
+    expected = [alone(config, undisturbed).final["GA"] for config in configs_of(study)]
     assert sorted(run.data.metrics["GA"] for run in children) == sorted(expected)

@@ -157,7 +157,7 @@ SIZES = {  # cells and runs at the paper's scale
 
 
 @pytest.mark.parametrize("name", [name for name in study_file.names() if isinstance(study_file.read(name), Study)])
-@pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
+@pytest.mark.parametrize("scale", ["smoke", *(pytest.param(s, marks=pytest.mark.slow) for s in ("small", "paper"))])
 def test_every_shipped_study_at_every_scale_expands_to_valid_runs(name, scale):
     mine = load(name, scale)
     made = cells(mine)

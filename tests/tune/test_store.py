@@ -1,11 +1,11 @@
 """Eight processes write to one MLflow store: nothing is lost, nothing is there twice, resumed runs stay one run."""
 
-import multiprocessing
 import os
 
 from mlflow import MlflowClient
 
 from fl_lightning.runs.track import EXPERIMENT, Tracker
+from tests.processes import started
 from tests.servers import free_port, serving, wait_for
 
 WRITERS, ROUNDS = 8, 24
@@ -34,11 +34,7 @@ def write(out, store, writer, last):
 
 
 def together(out, store, last):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fl_lightning.runs.track", "mlflow"])  # imported once, not eight times
-    processes = [context.Process(target=write, args=(out, store, writer, last)) for writer in range(WRITERS)]
-    for process in processes:
-        process.start()
+    processes = [started(write, out, store, writer, last) for writer in range(WRITERS)]
     for process in processes:
         process.join(180)
     assert [process.exitcode for process in processes] == [0] * WRITERS

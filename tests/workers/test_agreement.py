@@ -18,6 +18,7 @@ from fl_lightning.testing.methods import choices_of
 from fl_lightning.workers.parallel import Parallel
 from tests.cases import network, ragged
 from tests.pictures import pictures
+from tests.test_evaluation import with_tests
 
 
 def variants():
@@ -57,7 +58,8 @@ def same_bits(one, other):
     left, left_shape = pytree.tree_flatten(one)
     right, right_shape = pytree.tree_flatten(other)
     return left_shape == right_shape and all(
-        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(left, right, strict=True)
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b or (a != a and b != b)  # NaN
+        for a, b in zip(left, right, strict=True)
     )
 
 
@@ -88,6 +90,7 @@ def test_every_engine(two, three):
         ("stragglers", unequal, Scaffold(), Functional(chunk=1)),
         ("pictures", pictures("paper").changed(rounds=1), Fola(curvature="offline"), Functional(chunk=1)),
         ("lightning", dropout.changed(rounds=1), Fola(), Lightning()),
+        ("tests of the clients' own", with_tests(many), Fola(), Functional(chunk=1)),
     ]
     assert list(differing(cases, two, three)) == []
 

@@ -50,8 +50,9 @@ def splits_of(folder: Path, train: str, test: str) -> dict[str, Split]:
     require(folder.is_dir(), f"data.path must be a folder that save_to_disk has written, got {folder}, which is none")
     if not (folder / DICTIONARY).exists():
         return {"train": _split(folder)}
-    names = _json(folder / DICTIONARY).get("splits")
-    require(isinstance(names, list), f"{folder / DICTIONARY} must hold a list of splits")
+    listed = _json(folder / DICTIONARY).get("splits")
+    require(isinstance(listed, list), f"{folder / DICTIONARY} must hold a list of splits; save the dataset again")
+    names = list(map(str, listed or ()))
     found = {}
     for half, name in (("train", train), ("test", test)):
         if name in names:

@@ -99,7 +99,7 @@ class Hf(Source):
 
 def _files(splits: dict[str, arrow.Split]) -> dict[str, Path]:
     """All that is read, by names that do not depend on where it lies."""
-    files = {}
+    files: dict[str, Path] = {}
     for half, split in splits.items():
         described = [split.folder / arrow.INFO] if (split.folder / arrow.INFO).exists() else []
         files |= {f"{half}/{path.name}": path for path in (*split.files, *described)}

@@ -1,0 +1,76 @@
+"""Runs that measure little: every other round, no LA, or clients on their own tests; every table and figure copes."""
+
+import shutil
+
+import pytest
+
+from analysis import figures, runs, tables
+from analysis.catalogue import CATALOGUE, TABLES
+from analysis.claims.means import falls
+from analysis.parts import parts
+from fl_lightning import experiment
+from fl_lightning.config import configure
+from tests.analysis.conftest import TINY
+
+KINDS = {
+    "sparse": {"evaluation.every": 3, "evaluation.local": False, "federation.rounds": 7},
+    "personal": {"data.client_test": 0.25, "evaluation.every": 2, "federation.rounds": 7},
+}
+
+
+@pytest.fixture(scope="module")
+def sparse_store(tmp_path_factory, empty_store):
+    out = tmp_path_factory.mktemp("sparse") / "runs"
+    out.mkdir()
+    shutil.copy(empty_store, out / "mlflow.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        for kind, settings in KINDS.items():
+            for method in ("fedavg", "fola"):
+                experiment.run(configure({**TINY, **settings, "method": method}), out, tags={"kind_of_run": kind})
+    return out
+
+
+def of(store, kind):
+    return runs.load(store, tags={"kind_of_run": kind}), runs.rounds(store, tags={"kind_of_run": kind})
+
+
+def test_tables_have_what_was_measured(sparse_store):
+    table, rounds = of(sparse_store, "sparse")
+    assert (table["rounds"] == 7).all()
+    assert table["GA"].notna().all()
+    assert rounds.loc[rounds["GA"].notna(), "round"].tolist() == [3, 6, 7] * 2
+    accuracy = tables.accuracy_and_rounds(table, rounds, (0.0,))
+    assert (accuracy["rounds to 0%"] == 3).all()
+    assert accuracy["LA (%)"].isna().all()
+    assert len(tables.correlations(table)) == 0
+    assert falls(rounds).notna().all()
+
+
+def test_personal(sparse_store):
+    table, rounds = of(sparse_store, "personal")
+    found = tables.personal(table)
+    assert found["PA after (%)"].tolist() == pytest.approx((100 * table["PA_after"]).tolist())
+    assert (found["worst tenth after (%)"] <= found["PA after (%)"]).all()
+    everything = runs.load(sparse_store)
+    assert len(tables.personal(everything)) == 2  # the others have none
+    assert not figures.personal_curves(rounds).empty
+
+
+def test_curves_show_what_there_is(sparse_store):
+    _, rounds = of(sparse_store, "sparse")
+    figure = figures.learning_curves(rounds)
+    assert not figure.empty
+    (panel,) = figure.axes
+    drawn = [line.get_xdata().tolist() for line in panel.lines if len(line.get_xdata()) > 1]
+    assert [3.0, 6.0, 7.0] in [list(map(float, x)) for x in drawn]
+
+
+def test_every_entry_of_the_report_copes(sparse_store):
+    for part in parts(sparse_store):
+        for entry in CATALOGUE:
+            if entry.fits(part):
+                entry.draw(part)
+        for table in TABLES:
+            if table.fits(part):
+                table.make(part)

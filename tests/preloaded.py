@@ -1,0 +1,25 @@
+"""What the parent of all processes of `tests.processes` imports, once: all that a run needs."""
+
+# ruff: noqa: F401
+
+import fl_lightning  # before Lightning: it mends torchvision beside a CPU-only torch
+
+# isort: split
+import matplotlib.backends.backend_agg
+import mlflow.store.tracking.sqlalchemy_store
+import pandas
+import pyarrow.parquet
+import pytest
+import pytorch_lightning
+import sklearn.datasets
+import torch
+from alembic import command
+
+import fl_lightning.cli.run
+import fl_lightning.engines.client
+import fl_lightning.experiment
+import fl_lightning.runs.pictures
+import fl_lightning.runs.track
+import fl_lightning.testing.__main__
+
+torch.set_num_threads(1)
