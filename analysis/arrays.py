@@ -93,6 +93,6 @@ def _counts(settings: Mapping[str, Any]) -> NDArray[Any] | None:
         dataset = config.source.load()
     except (UserError, OSError):
         return None
-    clients = partition(dataset.train_y, config.split, config.seed, dataset.owners)
-    counts: NDArray[Any] = class_counts(dataset.train_y, clients, dataset.num_classes).numpy()
+    clients = partition(dataset.strata, config.split, config.seed, dataset.owners)
+    counts: NDArray[Any] = class_counts(dataset.strata, clients, dataset.num_strata).numpy()
     return counts

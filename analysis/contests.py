@@ -19,6 +19,7 @@ import pandas as pd
 
 from analysis.columns import column
 from analysis.statistics import expected_best, mean_interval
+from fl_lightning.direction import sign
 from tune import best
 
 # The paper's symbols.
@@ -52,7 +53,15 @@ def conditions(table: pd.DataFrame, declared: Sequence[str] = ()) -> list[str]:
     known = _keys(table)
     further = [key for key in (*declared, *table.attrs.get("conditions", ())) if key in table]
     further = [key for key in further if table[key].nunique(dropna=False) > 1]
-    return list(dict.fromkeys([*filter(known.is_condition, varied(table, CONDITIONS)), *further]))
+    found = list(dict.fromkeys([*filter(known.is_condition, varied(table, CONDITIONS)), *further]))
+    # What the study sets according to the others says nothing new, unless somebody has set it otherwise.
+    leading = [key for key in found if key in further or not known.follows(key)]
+    return [key for key in found if key in leading or not _follow(table, leading, key)]
+
+
+def _follow(table: pd.DataFrame, leading: Sequence[str], key: str) -> bool:
+    """Whether some settings decide another one."""
+    return bool(leading) and bool((table.groupby(list(leading), dropna=False)[key].nunique(dropna=False) == 1).all())
 
 
 def tuned(table: pd.DataFrame, declared: Sequence[str] = ()) -> list[str]:
@@ -61,13 +70,19 @@ def tuned(table: pd.DataFrame, declared: Sequence[str] = ()) -> list[str]:
     cases = table.groupby("case", sort=False)
     named = [str(key) for key in table if str(key) in _keys(table).tuned and table[key].nunique(dropna=False) > 1]
     candidates = dict.fromkeys([*varied(table, (*TUNED, *CONDITIONS)), *named])
+    known = _keys(table)
+    given = [key for key in candidates if known.follows(key) and _follow(table, fixed, key)]
     # What differs between cases but not within one of them belongs to the case.
-    return [key for key in candidates if key not in fixed and (cases[key].nunique(dropna=False) > 1).any()]
+    return [
+        key
+        for key in candidates
+        if key not in fixed and key not in given and (cases[key].nunique(dropna=False) > 1).any()
+    ]
 
 
 def _keys(table: pd.DataFrame) -> best.Keys:
     """What the study of these runs says about settings; nothing without one."""
-    return best.Keys(*(frozenset(table.attrs.get(name, ())) for name in ("conditions", "tuned", "cases")))
+    return best.Keys(*(frozenset(table.attrs.get(name, ())) for name in ("conditions", "tuned", "cases", "given")))
 
 
 def setting_numbers(table: pd.DataFrame) -> "pd.Series[int]":
@@ -136,7 +151,7 @@ def best_of_grid(
         table: Runs.
         metric: What is shown.
         keys: Conditions; by default whatever varies of data, model and rounds, and what the study says.
-        chosen_by: What is large if good; by default the study's own metric, or the one that is shown.
+        chosen_by: What decides; by default the study's own metric, or the one that is shown.
 
     Returns:
         One row per contest and case: the conditions, `case`, `method`, the tuned settings, `mean`, `low`, `high` and
@@ -178,7 +193,7 @@ class _Chosen(NamedTuple):
         tried: How many settings there were.
         diverged: How many of them diverged for some seed.
         incomplete: How many lack seeds.
-        scores: The means of all that were eligible, by which the choice was made, with their runs.
+        scores: The means of all that were eligible, large if good, by which the choice was made, with their runs.
     """
 
     runs: pd.DataFrame
@@ -202,7 +217,8 @@ def _chosen(case: pd.DataFrame, settings: Sequence[str], chosen_by: str) -> _Cho
         group.loc[group["ended"] & group[chosen_by].notna()].drop_duplicates("seed", keep="last") for group in groups
     ]
     diverged = [int(group.loc[group["status"].eq("diverged"), "seed"].nunique()) for group in groups]
-    tried = [best.Tried(good[chosen_by].tolist(), lost) for good, lost in zip(ended, diverged, strict=True)]
+    way = sign(chosen_by)
+    tried = [best.Tried(good[chosen_by].tolist(), lost, way) for good, lost in zip(ended, diverged, strict=True)]
     complete = best.complete(tried)
     place = best.best(tried) or 0
     return _Chosen(
@@ -212,7 +228,7 @@ def _chosen(case: pd.DataFrame, settings: Sequence[str], chosen_by: str) -> _Cho
         tried=len(groups),
         diverged=sum(one.diverged > 0 for one in tried),
         incomplete=sum(not whole and one.diverged == 0 for one, whole in zip(tried, complete, strict=True)),
-        scores=[(one.mean, good) for one, good, whole in zip(tried, ended, complete, strict=True) if whole],
+        scores=[(way * one.mean, good) for one, good, whole in zip(tried, ended, complete, strict=True) if whole],
     )
 
 

@@ -36,7 +36,7 @@ BETTER = {
         "expected best": "max",
         "rounds to": "min",
     },
-    **{"accuracy": "max", "NLL": "min", "Brier": "min", "ECE": "min", "AURC": "min", "AUROC": "max"},
+    **{"accuracy": "max", "NLL": "min", "RMSE": "min", "Brier": "min", "ECE": "min", "AURC": "min", "AUROC": "max"},
 }
 # Has what the others may not have, and is not in the contest.
 OUTSIDE = ("centralised",)

@@ -19,6 +19,7 @@ def attributes(content: Mapping[str, Any]) -> dict[str, Any]:
         "conditions": sorted(keys.environments),
         "tuned": sorted(keys.tuned),
         "cases": sorted(keys.cases),
+        "given": sorted(keys.given),
         "metric": metric,
     }
     known["spaces"] = {DISPLAY.get(case, case): tried for case, tried in spaces(content).items()}

@@ -67,24 +67,29 @@ class Picture(Figure):
         return content.getvalue()
 
 
-def picture(panels: int = 1, height: float = 2.3, wide: bool = False, **options: Any) -> tuple[Picture, list[Axes]]:
+def picture(
+    panels: int = 1, height: float = 2.3, wide: bool = False, across: int = 1, **options: Any
+) -> tuple[Picture, list[Axes]]:
     """An empty figure with panels above each other, or side by side.
 
     Args:
         panels: How many.
         height: Of one panel, in inches.
         wide: Over both columns of a paper, with the panels side by side.
+        across: So many in a row otherwise; more than one go over both columns of a paper, too.
         options: Of `Figure.subplots`.
     """
     colours = palette.current()
-    rows, columns = (1, panels) if wide else (panels, 1)
+    rows, columns = (1, panels) if wide else (-(-panels // across), across)
     with mpl.rc_context(_settings(colours)):
-        size = (PAGE if wide else COLUMN, rows * height + 0.35)
+        size = (PAGE if columns > 1 or wide else COLUMN, rows * height + 0.35)
         figure = Picture(figsize=size, layout="constrained", facecolor=colours.paper)
         axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
-    for panel in axes:
+    for panel in axes[panels:]:
+        panel.remove()
+    for panel in axes[:panels]:
         dress(panel)
-    return figure, axes
+    return figure, axes[:panels]
 
 
 def empty(reason: str, table: pd.DataFrame | None = None) -> Picture:

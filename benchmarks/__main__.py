@@ -21,6 +21,7 @@ from benchmarks.precision import measure_precision
 from benchmarks.speed import measure_speed
 from benchmarks.sweeps import measure_sweeps
 from benchmarks.table import Row, show
+from benchmarks.uncertainty import measure_uncertainty
 from benchmarks.workers import measure_workers
 
 PARTS = (
@@ -30,6 +31,7 @@ PARTS = (
     "forms",
     "precision",
     "evaluation",
+    "uncertainty",
     "augmentation",
     "memory",
     "mapping",
@@ -61,6 +63,7 @@ def main() -> None:
             row for work in (works.mnist_mlp, works.cifar_cnn) for row in measure_precision(work(options.scale))
         ],
         "evaluation": lambda: measure_evaluation(works.mnist_mlp(options.scale)),
+        "uncertainty": lambda: measure_uncertainty(works.mnist_mlp(options.scale)),
         "augmentation": measure_augmentation,
         "memory": measure_memory,
         "mapping": measure_mapping,

@@ -11,6 +11,7 @@ from torch import Tensor
 from fl_lightning import streams
 from fl_lightning.data.plan import ClientData
 from fl_lightning.errors import require
+from fl_lightning.inputs import Inputs, device_of, each, number, part
 from fl_lightning.params import zip_map
 from fl_lightning.task import Task, Weights
 from fl_lightning.training import Training
@@ -32,7 +33,7 @@ def couples_samples(task: Task, data: ClientData) -> bool:
     if task.has_batch_norm:
         return True
     x = _examples(data)
-    copies = x[torch.zeros(len(x), dtype=torch.long, device=x.device)]
+    copies = part(x, torch.zeros(number(x), dtype=torch.long, device=device_of(x)))
     return not torch.allclose(_in_training(task, x)[0], _in_training(task, copies)[0], equal_nan=True)
 
 
@@ -64,7 +65,7 @@ def smallest_batch(task: Task, data: ClientData) -> int:
     if not task.has_batch_norm:
         return 1
     try:
-        _in_training(task, _examples(data)[:1])
+        _in_training(task, part(_examples(data), slice(1)))
     except ValueError:  # "Expected more than 1 value per channel when training"
         return 2
     return 1
@@ -97,18 +98,20 @@ def _clients(numbers: Sequence[int]) -> str:
     return f"client {shown} has" if len(numbers) == 1 else f"clients {shown} have"
 
 
-def _examples(data: ClientData) -> Tensor:
+def _examples(data: ClientData) -> Inputs:
     """The first inputs of the training set, whoever they belong to."""
-    number = min(EXAMPLES, len(data.dataset.train_y))
-    return data.fetch(torch.arange(number, device=data.indices.device))[0]
+    few = min(EXAMPLES, len(data.dataset.train_y))
+    return data.fetch(torch.arange(few, device=data.indices.device))[0]
 
 
-def _in_training(task: Task, x: Tensor) -> Tensor:
+def _in_training(task: Task, x: Inputs) -> Tensor:
     """The outputs in training mode, leaving no trace: neither in BatchNorm's statistics nor in the random stream."""
     was_training = task.model.training
     task.model.train()
     try:
         with torch.no_grad(), streams.undisturbed():
-            return task.logits(Weights(task.initial.params, zip_map(torch.clone, task.initial.buffers)), x.clone())
+            return task.logits(
+                Weights(task.initial.params, zip_map(torch.clone, task.initial.buffers)), each(torch.clone, x)
+            )
     finally:
         task.model.train(was_training)

@@ -25,6 +25,7 @@ from fl_lightning.data.partition import Split
 from fl_lightning.engines.engine import Engine
 from fl_lightning.errors import UserError, require
 from fl_lightning.federation import Federation
+from fl_lightning.fitting import UNFIT, in_words, reason
 from fl_lightning.method import Method
 from fl_lightning.probes.settings import Evaluation, Probe
 from fl_lightning.task import Task
@@ -99,28 +100,45 @@ class Model:
     def build(self, dataset: Dataset, seed: int, compute: Compute) -> Task:
         """The task, with initial weights that depend on the seed alone."""
         cls = discovery.find("models", self.name)
-        with streams.global_noise(seed, "weights"):  # drawn in float32 on the CPU: the same for every device
-            model = cls(**_sizes(cls, dataset), **self.options)
-        return Task.of(model.to(compute.torch_device, compute.dtype), mixed=compute.mixed)
+        positional, named = _told(self.name, cls, dataset)
+        try:
+            with streams.global_noise(seed, "weights"):  # drawn in float32 on the CPU: the same for every device
+                model = cls(*positional, **named, **self.options)
+        except UNFIT as error:
+            raise UserError(
+                f"the model {self.name} cannot be made for {in_words(dataset)} and {dataset.num_classes} outputs "
+                f"({reason(error)}); use another --model, or correct it"
+            ) from error
+        model = model.to(compute.torch_device, compute.dtype)
+        return Task.of(model, likelihood=dataset.likelihood, mixed=compute.mixed)
 
 
-def _sizes(cls: type[Any], dataset: Dataset) -> dict[str, Any]:
-    """What the data say about a model: the arguments of its constructor without a default, by position.
+def _told(name: str, cls: type[Any], dataset: Dataset) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the data say to a model's constructor: the arguments without a default, or those that it takes as `*args`.
 
-    Two of them are the shape of an input and the number of classes; a LightningModule that was written for one problem
-    has none.
+    Two of them are the shape of an input and the number of classes, whatever they are called; a LightningModule that
+    was written for one problem has none. `vocabulary` and `per_token` are asked for by those that read tokens.
+
+    Raises:
+        UserError: If the constructor asks for anything else, or for tokens where there are none.
     """
-    asked = [
-        name
-        for name, parameter in inspect.signature(cls).parameters.items()
-        if parameter.default is inspect.Parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
+    known = inspect.signature(cls).parameters.values()
+    sizes = (dataset.shape, dataset.num_classes)
+    asked = [one for one in known if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    of_tokens = [one.name for one in asked if one.name in ("vocabulary", "per_token")]
+    of_sizes = [one.name for one in asked if one.name not in of_tokens]
+    if not asked and any(one.kind is one.VAR_POSITIONAL for one in known):
+        return sizes, {}
     require(
-        len(asked) in (0, 2),
-        f"the model {cls.__name__} must take (shape, num_classes), or have defaults for all its arguments, got "
-        f"({', '.join(asked)}); give the others defaults, so that they become settings",
+        len(of_sizes) in (0, 2),
+        f"the model {name} must take (shape, num_classes), or have defaults for all its arguments, got "
+        f"({', '.join(of_sizes)}); give the others defaults, so that they become settings",
     )
-    return dict(zip(asked, (dataset.shape, dataset.num_classes), strict=False))
+    tokens = dataset.num_tokens if of_tokens else None
+    if of_tokens and tokens is None:
+        raise UserError(f"the model {name} reads tokens (whole numbers), got {in_words(dataset)}; use --model mlp")
+    offered = {"vocabulary": tokens, "per_token": dataset.likelihood.task == "tokens"}
+    return sizes if of_sizes else (), {key: offered[key] for key in of_tokens}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.config import RunConfig
+from fl_lightning.data import strata
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
 from fl_lightning.data.partition import (
@@ -82,20 +83,20 @@ def build(config: RunConfig) -> Problem:
     """Load the data, split it, and make the model."""
     torch.set_num_threads(config.compute.threads)
     dataset = config.source.load()
-    clients = divide(dataset.train_y, config.split, config.seed, dataset.owners)
-    holdout = held_out(dataset.train_y, config.split, config.seed)
+    strata.check(dataset, config.split)
+    clients = divide(dataset.strata, config.split, config.seed, dataset.owners)
+    holdout = held_out(dataset.strata, config.split, config.seed)
     dataset = skew(dataset, clients, counted(config.split, dataset.owners), config.seed)
     if config.split.client_test > 0:
-        clients, tests = own_tests(dataset.train_y, clients, config.split, config.seed)
+        clients, tests = own_tests(dataset.strata, clients, config.split, config.seed)
         dataset = replace(dataset, client_tests=tests)
     if config.split.validation > 0:
-        dataset = replace(dataset, validation=validating(dataset.train_y, config.split, config.seed))
+        dataset = replace(dataset, validation=validating(dataset.strata, config.split, config.seed))
     if config.split.drop_classes:
         kept = kept_classes(dataset.test_y, config.split)
-        dataset = replace(dataset, test_x=dataset.test_x[kept], test_y=dataset.test_y[kept])
+        dataset = dataset.tested_on(kept)
     if config.split.test_subset < 1:
-        measured = subset_indices(dataset.test_y, config.split.test_subset)
-        dataset = replace(dataset, test_x=dataset.test_x[measured], test_y=dataset.test_y[measured])
+        dataset = dataset.tested_on(subset_indices(dataset.test_strata, config.split.test_subset))
     task = config.model.build(dataset, config.seed, config.compute)
     if config.federation.start is not None:
         start_from(config.federation.start, config.method, task)
@@ -245,20 +246,25 @@ def _concluding(
 ) -> Callable[[RoundRecord], dict[str, float]]:
     """What is measured of the last round alone: the posterior, where asked for; refuses what cannot be."""
     problem = problem._replace(task=task_of(config.method, problem.task))
-    final_round.check(config, _situation(problem, problem.task.initial, ()))
+    if config.uncertainty.final_round:
+        blank = initial(config.method, problem.task, len(problem.clients), problem.dataset)
+        final_round.check(config, _situation(config, problem, blank, ()))
 
     def concluded(record: RoundRecord) -> dict[str, float]:
         if not config.uncertainty.final_round:
             return {}
-        weights = Weights(record.after.state.params, record.after.buffers)
         members = _members(config, record) if "ensemble" in config.uncertainty.predictive else ()
-        return final_round.conclude(config, _situation(problem, weights, members), folder, pictures)
+        return final_round.conclude(config, _situation(config, problem, record.after, members), folder, pictures)
 
     return concluded
 
 
-def _situation(problem: Problem, weights: Weights, members: Sequence[Member]) -> Situation:
-    return Situation(problem.task, problem.dataset, problem.clients, problem.holdout, weights, members)
+def _situation(config: RunConfig, problem: Problem, now: Snapshot, members: Sequence[Member]) -> Situation:
+    own = None
+    if config.uncertainty.source != "final_round":
+        own = final_round.kept_by_method(config, now, problem.clients)
+    weights = Weights(now.state.params, now.buffers)
+    return Situation(problem.task, problem.dataset, problem.clients, problem.holdout, weights, members, own)
 
 
 def _members(config: RunConfig, record: RoundRecord) -> list[Member]:
@@ -361,7 +367,7 @@ def _finish(config: RunConfig, problem: Problem, outputs: Outputs, recording: Re
     """Write down that a run has ended: tables and pictures, the result, which makes it finished, and last MLflow."""
     from fl_lightning.runs import files  # pandas and matplotlib: only who runs waits for them
 
-    counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
+    counts = class_counts(problem.dataset.strata, problem.clients, problem.dataset.num_strata)
     files.write(config, counts, result.history, result.folder, outputs.pictures)
     result = recording.conclude(result)
     # A run that a rule has stopped can go on without it.

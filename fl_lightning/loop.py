@@ -17,6 +17,8 @@ from fl_lightning.engines.engine import Engine, Fit
 from fl_lightning.engines.functional import Functional
 from fl_lightning.errors import Diverged, UserError, require
 from fl_lightning.federation import Federation, check_participation, draw_cohort
+from fl_lightning.fitting import check_fit
+from fl_lightning.inputs import each
 from fl_lightning.method import Cohort, Context, Method, Server, task_of, with_round_lr
 from fl_lightning.params import Params, all_finite, weighted_sum, zip_map
 from fl_lightning.record import ClientResult, RoundRecord, Snapshot
@@ -121,6 +123,7 @@ def set_up(
     dataset, device = dataset.to(task.device), task.device
     spare = torch.empty(0, dtype=torch.long) if holdout is None else holdout
     held = ClientData(SERVER, dataset, spare.to(device), task.dtype)
+    check_fit(task, held)
     server = Server(
         task=task,
         sizes=sizes_of(clients),
@@ -166,7 +169,7 @@ def initial(method: Method, task: Task, num_clients: int, dataset: Dataset) -> S
     even beside a method that breaks the rules and writes into its state.
     """
     params, buffers = (zip_map(torch.clone, part) for part in task.initial)
-    x = dataset.inputs(dataset.train_x[:1].to(task.device), task.dtype)
+    x = dataset.inputs(each(lambda one: one[:1].to(task.device), dataset.train_x), task.dtype)
     return Snapshot(0, method.begin(params, num_clients, task, x), buffers)
 
 

@@ -28,8 +28,11 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from fl_lightning.errors import require
 from fl_lightning.params import Params
 
+# The prior's mean of a bias; that of a weight is 0.
+BIAS_MEAN = 0.1
 # More clients than this make a unit no more attractive.
 LARGEST_POPULARITY = 10
 
@@ -189,3 +192,10 @@ def counted(labels: Tensor, num_classes: int, like: Params) -> Tensor:
     """How many samples of each class a client has, as numbers that can be sent with a model."""
     reference = next(iter(like.values()))
     return torch.bincount(labels, minlength=num_classes).to(reference.dtype).to(reference.device)
+
+
+def require_settings(sigma: float, sigma0: float, gamma: float, sweeps: int) -> None:
+    """Refuse values with which nothing can be matched; a method's fields have these names."""
+    for name, value in (("sigma", sigma), ("sigma0", sigma0), ("gamma", gamma)):
+        require(0 < value < float("inf"), f"method.{name} must be finite and > 0, got {value}")
+    require(sweeps >= 0, f"method.sweeps must be at least 0, got {sweeps}")

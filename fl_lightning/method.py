@@ -154,6 +154,21 @@ class Local(NamedTuple):
     rule_state: Any = ()
 
 
+class OwnPosterior(NamedTuple):
+    """The posterior that a method keeps of its model, as it stands after a round.
+
+    Attributes:
+        posterior: N(mu_S, Lambda_S^-1).
+        scale: What makes of Lambda_S the mean curvature per sample, where it is one.
+        prior: Where Lambda_S is the precision of the posterior itself, the precision of the prior that is in it; else
+            None.
+    """
+
+    posterior: Gaussian
+    scale: float = 1.0
+    prior: float | None = None
+
+
 class ClientHooks(Protocol):
     """What an engine asks of whoever has clients trained: a method, or several that watch the same training.
 
@@ -280,6 +295,17 @@ class Method(ABC):
             reports: What they sent.
         """
         return ()
+
+    def posterior(self, state: Any, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior | None:
+        """The server's own posterior, if the method keeps one, for predictions from it.
+
+        Args:
+            state: Of the server after a round.
+            round: Which.
+            training: How clients trained.
+            sizes: Numbers of training samples of all clients.
+        """
+        return None
 
     def traffic(self, message: Any) -> float:
         """How many float32 numbers it takes to send a message; a bit is 1/32, a Gaussian knows how it is sent.

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fl_lightning.direction import sign
 from fl_lightning.errors import require, unknown
 
 # Measured whenever anything is: a round without it was not due.
@@ -21,7 +22,7 @@ class Stop:
 
     Attributes:
         metric: What is watched.
-        at_least: Stop when it has reached this.
+        at_least: Stop when it has reached this; a metric that is good if small (NLL, RMSE), when it has fallen to it.
         patience: Stop when it has not improved for this many rounds.
     """
 
@@ -63,7 +64,7 @@ class Stop:
         """
         if not values or math.isnan(values[-1]):
             return False
-        return values[-1] >= self.at_least or len(values) - _best(values) >= self.patience
+        return self._there(values) or len(values) - self._best(values) >= self.patience
 
     def enough(self, values: Sequence[float]) -> int | None:
         """After how many rounds a run could have stopped; None if not yet.
@@ -80,15 +81,22 @@ class Stop:
         'after round 4, because GA has not improved since round 2 (stop.patience 2)'
         """
         start = f"after round {len(values)}, because {self.metric}"
-        if values[-1] >= self.at_least:
+        if self._there(values):
             return f"{start} has reached {values[-1]:.4g} (stop.at_least {self.at_least:g})"
-        return f"{start} has not improved since round {_best(values)} (stop.patience {self.patience:g})"
+        return f"{start} has not improved since round {self._best(values)} (stop.patience {self.patience:g})"
 
+    def _there(self, values: Sequence[float]) -> bool:
+        way = sign(self.metric)
+        return math.isfinite(self.at_least) and way * values[-1] >= way * self.at_least
 
-def _best(values: Sequence[float]) -> int:
-    """The first round with the largest value."""
-    known = [i for i, value in enumerate(values) if not math.isnan(value)]
-    return 1 + max(known, key=lambda i: (values[i], -i))
+    def _best(self, values: Sequence[float]) -> int:
+        """The first round with the best value.
+
+        >>> Stop("NLL", patience=2).enough([0.9, 0.7, 0.8, 0.8]), Stop("NLL", at_least=0.7).enough([1, 0.6])
+        (4, 2)
+        """
+        known, way = [i for i, value in enumerate(values) if not math.isnan(value)], sign(self.metric)
+        return 1 + max(known, key=lambda i: (way * values[i], -i))
 
 
 def stop_of(given: Mapping[str, Any]) -> Stop | None:

@@ -11,6 +11,10 @@ from torch.func import functional_call, grad
 
 from fl_lightning import streams
 from fl_lightning.errors import require
+from fl_lightning.inputs import Inputs, arguments, shown
+from fl_lightning.likelihoods.classification import Classification
+from fl_lightning.likelihoods.likelihood import Likelihood
+from fl_lightning.likelihoods.plain import as_likelihood
 from fl_lightning.own import own_step
 from fl_lightning.params import Params
 
@@ -23,22 +27,35 @@ class Weights(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A model on a test set: accuracy, and mean negative log-likelihood; Brier score and ECE, where asked for."""
+    """A model on a test set.
+
+    Attributes:
+        accuracy: The metric of the task: accuracy, R2, share of tokens that are right.
+        nll: Mean negative log-likelihood.
+        brier: Brier score, where asked for and where there are classes.
+        ece: Expected calibration error, the same.
+        others: Further metrics of the task by name, such as RMSE.
+    """
 
     accuracy: float
     nll: float
     brier: float | None = None
     ece: float | None = None
+    others: dict[str, float] | None = None
+
+
+CLASSIFICATION = Classification()
 
 
 class Task:
-    """A classification model with the cross-entropy likelihood.
+    """A model and what its outputs say of the targets: classification, unless another likelihood is given.
 
     The given module is a workbench: engines load weights into it. Its initial weights are kept as `initial`.
 
     Args:
-        model: Any module that maps a batch of inputs to logits.
-        likelihood: Negative log-likelihood of labels given logits, with a `reduction` argument as in torch.
+        model: Any module that maps a batch of inputs to outputs, such as logits.
+        likelihood: One of `fl_lightning.likelihoods`; or any function that gives the negative log-likelihood of labels
+            given logits, with a `reduction` argument as in torch: its curvature at the outputs is then not known.
         mixed: The shorter type in which training computes the network (bfloat16 or float16), if it does.
 
     Attributes:
@@ -48,11 +65,11 @@ class Task:
     def __init__(
         self,
         model: nn.Module,
-        likelihood: Callable[..., Tensor] = nn.functional.cross_entropy,
+        likelihood: Likelihood | Callable[..., Tensor] = CLASSIFICATION,
         mixed: torch.dtype | None = None,
     ) -> None:
         self.model = model
-        self.likelihood = likelihood
+        self.likelihood = as_likelihood(likelihood)
         self.mixed = mixed
         self.step = own_step(model)
         self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
@@ -118,30 +135,34 @@ class Task:
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(weights.buffers[name])
 
-    def logits(self, weights: Weights, x: Tensor) -> Tensor:
-        """The model's output; in the mode (training or evaluation) that the workbench is in."""
-        output: Tensor = functional_call(self.model, {**weights.params, **weights.buffers}, (x,))
+    def outputs(self, x: Inputs) -> Tensor:
+        """The output of the model on the workbench, as it stands there."""
+        return shown(self.model, x)
+
+    def logits(self, weights: Weights, x: Inputs) -> Tensor:
+        """The model's output with these weights; in the mode (training or evaluation) that the workbench is in."""
+        output: Tensor = functional_call(self.model, {**weights.params, **weights.buffers}, *arguments(x))
         return output
 
-    def loss(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, weights: Weights, x: Inputs, y: Tensor) -> Tensor:
         """Mean negative log-likelihood of a batch."""
         if self.step is not None:
             return self.step.loss_at({**weights.params, **weights.buffers}, x, y)
         return self.likelihood(self.logits(weights, x), y)
 
-    def gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Params:
+    def gradient(self, weights: Weights, x: Inputs, y: Tensor) -> Params:
         """The gradient of the batch's loss with respect to the parameters."""
         if self.step is not None:
             return self.step.gradient(*weights, x, y)
         found: Params = grad(lambda params: self.loss(Weights(params, weights.buffers), x, y))(weights.params)
         return found
 
-    def batch_loss(self, x: Tensor, y: Tensor, position: int = 0) -> Tensor:
+    def batch_loss(self, x: Inputs, y: Tensor, position: int = 0) -> Tensor:
         """The loss of a training batch at the weights on the workbench; `position` is its number in the epoch."""
         with self.autocast():
             if self.step is not None:
                 return self.step.loss(x, y, position)
-            outputs = self.model(x)
+            outputs = self.outputs(x)
         return self.likelihood(outputs.to(self.dtype), y)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -150,7 +171,7 @@ class Task:
             return nullcontext()
         return torch.autocast(self.device.type, self.mixed, cache_enabled=False)
 
-    def masked_loss(self, weights: Weights, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    def masked_loss(self, weights: Weights, x: Inputs, y: Tensor, mask: Tensor) -> Tensor:
         """Mean over the samples that the mask (1 or 0) keeps; padded batches need it."""
         with self.autocast():
             outputs = self.logits(weights, x)

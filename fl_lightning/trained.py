@@ -8,10 +8,13 @@ from torch import nn
 from fl_lightning.config import RunConfig, parse, read_yaml
 from fl_lightning.errors import UserError, require
 from fl_lightning.experiment import Problem, build
+from fl_lightning.loop import initial
 from fl_lightning.method import task_of
+from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint, files, final_round, model_file
 from fl_lightning.runs.final_round import Situation
 from fl_lightning.runs.folder import Result, read_result, write_result
+from fl_lightning.runs.identity import identity
 from fl_lightning.runs.locate import folder_of_run
 from fl_lightning.runs.recording import tell
 from fl_lightning.system.atomic import write_atomically
@@ -56,7 +59,7 @@ def posterior_of(run: Result | Path | str, settings: Uncertainty | None = None, 
     if settings is None and (folder / file.FILE).exists():
         return file.load(folder / file.FILE, problem.task)
     config = replace(config, uncertainty=settings or config.uncertainty)
-    return final_round.posterior_at(config, _situation(folder, problem))[0]
+    return final_round.posterior_at(config, _situation(folder, problem, config))[0]
 
 
 def measure_posterior(run: Result | Path | str, settings: Uncertainty, out: Path | str = "runs") -> Result:
@@ -80,7 +83,7 @@ def measure_posterior(run: Result | Path | str, settings: Uncertainty, out: Path
     )
     config = replace(config_of(folder), uncertainty=replace(settings, final_round=True))
     problem = _problem(config)
-    now = _situation(folder, problem)
+    now = _situation(folder, problem, config)
     final_round.check(config, now)
     numbers = final_round.conclude(config, now, folder)
     last = result.history[-1]
@@ -118,14 +121,31 @@ def _problem(config: RunConfig) -> Problem:
     return problem._replace(task=task_of(config.method, problem.task))
 
 
-def _situation(folder: Path, problem: Problem) -> Situation:
+def _situation(folder: Path, problem: Problem, config: RunConfig) -> Situation:
     members: tuple[Member, ...] = ()
     if (folder / file.FILE).exists():  # the only place where an ensemble is kept
         members = file.load(folder / file.FILE, problem.task).members
     weights = model_file.read(folder, problem.task)
-    return Situation(problem.task, problem.dataset, problem.clients, problem.holdout, weights, members)
+    own = None
+    if config.uncertainty.source != "final_round":
+        own = final_round.kept_by_method(config, _snapshot(folder, problem), problem.clients)
+    return Situation(problem.task, problem.dataset, problem.clients, problem.holdout, weights, members, own)
+
+
+def _snapshot(folder: Path, problem: Problem) -> Snapshot:
+    """The server after the last round, of which the model is a part."""
+    config = config_of(folder)
+    blank = initial(config.method, problem.task, len(problem.clients), problem.dataset)
+    saved = checkpoint.read(folder, identity(config), blank)
+    if saved is None:
+        raise UserError(
+            f"uncertainty.source expected the checkpoint of the run in {folder}, got its model alone, as sweeps keep; "
+            "use --source final_round, or give their study keep_checkpoints: true"
+        )
+    return saved.snapshot
 
 
 def _in_words(config: RunConfig) -> str:
     settings = config.uncertainty
-    return f"{settings.form}, {settings.slopes} slopes, prior precision {settings.prior_precision}"
+    slopes = f"{settings.slopes} slopes" if settings.source == "final_round" else f"source {settings.source}"
+    return f"{settings.form}, {slopes}, prior precision {settings.prior_precision}"

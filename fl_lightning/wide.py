@@ -8,7 +8,7 @@ A layer is a pair of a weight and a bias; a weight is looked at as (units out, u
 units between fully connected layers, a kernel between convolutions, the pixels of a channel where images are flattened.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -131,10 +131,17 @@ def used(params: Params, layers: Sequence[Layer], number: int) -> Tensor:
     return pairs(params, layers, number).flatten(1).any(1) | bias.bool() | out
 
 
-def live_units(params: Params) -> list[int]:
-    """The number of units in use in each hidden layer; they come first."""
-    layers = layers_of(params)
-    return [int(used(params, layers, number).sum()) for number in range(len(layers) - 1)]
+def live_units(params: Params) -> tuple[Tensor, ...]:
+    """The units in use in each hidden layer of a network that was widened; they come first."""
+    layers, device = layers_of(params), next(iter(params.values())).device
+    numbers = [int(used(params, layers, number).sum()) for number in range(len(layers) - 1)]
+    return tuple(torch.arange(number, device=device) for number in numbers)
+
+
+def widths(clients: Iterable[tuple[Tensor, ...]]) -> dict[str, float | list[float]]:
+    """How many units the server has in each hidden layer, by those that its clients have: `units_1`, ..."""
+    layers = zip(*clients, strict=True)
+    return {f"units_{number}": float(torch.cat(layer).max()) + 1 for number, layer in enumerate(layers, start=1)}
 
 
 def restricted(params: Params, units: Rows) -> Params:
@@ -169,7 +176,14 @@ def layer_in_use(params: Params, number: int) -> int:
     return int(used(params, layers, number).sum()) * (inputs * block + 1)
 
 
-def own_weights(params: Params, seed: int, client: int) -> Params:
+def stacked_starts(starts: Sequence[Params], members: Sequence[int], seed: int, own_init: bool) -> Params:
+    """Where the members of a cohort begin, one row each; with weights of their own if they want some."""
+    if own_init:
+        starts = [_own_weights(start, seed, n) for n, start in zip(members, starts, strict=True)]
+    return zip_map(lambda *rows: torch.stack(rows), *starts)
+
+
+def _own_weights(params: Params, seed: int, client: int) -> Params:
     """The numbers of each tensor in random order, zeros left alone: they have the model's own distribution."""
     stream = streams.generator(seed, "own weights", client)
 
@@ -181,6 +195,11 @@ def own_weights(params: Params, seed: int, client: int) -> Params:
         return flat.view_as(value)
 
     return zip_map(shuffled, params)
+
+
+def require_growth(growth: float) -> None:
+    """Refuse less room than there are units."""
+    require(1 <= growth < float("inf"), f"method.growth must be at least 1, got {growth}")
 
 
 def check_room(method: str, found: int, room: int, layer: int) -> None:
@@ -202,7 +221,7 @@ def check_wide(method: str, task: Task, data: ClientData) -> None:
     """
     params, number = task.initial.params, min(EXAMPLES, len(data.dataset.train_y))
     x, y = data.fetch(torch.arange(number, device=data.indices.device))
-    live = {number: torch.arange(units, device=x.device) for number, units in enumerate(live_units(params))}
+    live = dict(enumerate(live_units(params)))
     was_training = task.model.training
     with streams.undisturbed():
         task.model.eval()

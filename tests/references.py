@@ -42,3 +42,8 @@ def weights(case: Case, members: list[int]) -> dict[int, float]:
 def members(case: Case) -> list[int]:
     """All clients with data: full participation."""
     return [n for n, indices in enumerate(case.clients) if len(indices)]
+
+
+def cohorts(records) -> list[dict[int, int]]:
+    """Who took part in every round, with how many epochs."""
+    return [dict(zip(r.cohort.members, r.cohort.epochs, strict=True)) for r in records]

@@ -177,22 +177,22 @@ def batch(samples=9, seed=1):
 
 
 def test_gauss_newton_by_samples():
-    task, (x, _) = two_layers(), batch()
-    found = gauss_newton.matrix(task, task.initial, x)
+    task, (x, y) = two_layers(), batch()
+    found = gauss_newton.matrix(task, task.initial, x, y)
     assert (found - gauss_newton_by_hand(task.model, task.initial.params, x)).abs().max() < 1e-15
     assert torch.linalg.eigvalsh(found)[0] > -1e-15
 
 
 def test_gauss_newton_is_blind_to_the_size_of_blocks(monkeypatch):
-    task, (x, _) = two_layers(), batch()
-    whole = gauss_newton.matrix(task, task.initial, x)
+    task, (x, y) = two_layers(), batch()
+    whole = gauss_newton.matrix(task, task.initial, x, y)
     monkeypatch.setattr(gauss_newton, "LARGEST_BLOCK", 1)
-    assert torch.allclose(gauss_newton.matrix(task, task.initial, x), whole, atol=1e-15)
+    assert torch.allclose(gauss_newton.matrix(task, task.initial, x, y), whole, atol=1e-15)
 
 
 def test_products_and_quadratic_forms_without_a_matrix():
     task, (x, y) = two_layers(), batch()
-    matrix = gauss_newton.matrix(task, task.initial, x)
+    matrix = gauss_newton.matrix(task, task.initial, x, y)
     vector = random_like(task.initial.params, 3)
     parts = [(x[:4], y[:4]), (x[4:], y[4:])]
     image = flatten(gauss_newton.product(task, task.initial, parts, vector))
@@ -207,12 +207,14 @@ def test_the_true_hessian():
     expected = autograd_hessian(task.model, task.initial.params, x, y)
     found = gauss_newton.hessian(task, task.initial, x, y)
     assert (found - expected).abs().max() < 1e-14
-    assert not torch.allclose(found, gauss_newton.matrix(task, task.initial, x), atol=1e-3)  # of a network it differs
+    assert not torch.allclose(
+        found, gauss_newton.matrix(task, task.initial, x, y), atol=1e-3
+    )  # of a network it differs
 
 
 def test_the_gauss_newton_matrix_is_the_fisher_of_the_predictions():
     """E_{y ~ P}[g g^T], by enumerating all labels."""
-    task, (x, _) = two_layers(), batch(4)
+    task, (x, y) = two_layers(), batch(4)
     params = task.initial.params
     p = task.logits(task.initial, x).softmax(1).detach()
 
@@ -228,15 +230,15 @@ def test_the_gauss_newton_matrix_is_the_fisher_of_the_predictions():
     for label in range(3):
         g = vmap(slope)(x, torch.full((4,), label))
         fisher = fisher + torch.einsum("i,ia,ib->ab", p[:, label] / 4, g, g)
-    assert (gauss_newton.matrix(task, task.initial, x) - fisher).abs().max() < 1e-15
+    assert (gauss_newton.matrix(task, task.initial, x, y) - fisher).abs().max() < 1e-15
 
 
 def test_dropout_is_off_and_the_mode_comes_back():
     task = Task(network(dropout=0.5))
     task.model.train()
-    x, _ = batch()
-    first = gauss_newton.matrix(task, task.initial, x)
-    assert torch.equal(first, gauss_newton.matrix(task, task.initial, x))
+    x, y = batch()
+    first = gauss_newton.matrix(task, task.initial, x, y)
+    assert torch.equal(first, gauss_newton.matrix(task, task.initial, x, y))
     assert task.model.training
 
 

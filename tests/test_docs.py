@@ -18,7 +18,7 @@ def blocks(name):
     return BLOCK.findall((ROOT / name).read_text())
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/extending.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/extending.md", "docs/tasks.md"])
 def test_examples_run(name, out, monkeypatch, capsys):
     monkeypatch.chdir(out.parent)  # where runs go
     namespace = {}

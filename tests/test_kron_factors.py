@@ -14,6 +14,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import ClientData
 from fl_lightning.errors import UserError
 from fl_lightning.task import Task
+from tests.layer_references import seeds
 from tests.test_per_sample import KNOWN, UNKNOWN, X, Y, task_of
 
 CLASSES = 3
@@ -22,12 +23,6 @@ CLASSES = 3
 def client(x=X, y=Y):
     dataset = Dataset(x, y, x[:1], y[:1], CLASSES)
     return ClientData(0, dataset, torch.arange(len(y)), torch.float64)
-
-
-def seeds(p, label, kind):
-    """Slopes of the log-likelihood at the logits, as (weight, vector)."""
-    unit = torch.eye(len(p), dtype=p.dtype)
-    return [(float(p[k]), unit[k] - p) for k in range(len(p))] if kind == "exact" else [(1.0, unit[label] - p)]
 
 
 def padded(layer, image):
@@ -117,7 +112,7 @@ def joint_order(weight, bias):
 def test_of_one_sample_the_product_is_the_gauss_newton_block(name):
     task = task_of(PLAIN[name])
     found = factors(task, task.initial, client(X[:1], Y[:1]))
-    matrix = gauss_newton.matrix(task, task.initial, X[:1])
+    matrix = gauss_newton.matrix(task, task.initial, X[:1], Y[:1])
     offset = 0
     params = task.initial.params
     for key in found.inputs:
@@ -202,7 +197,7 @@ def test_factors_are_taken_in_evaluation_mode_and_leave_no_trace():
 def test_other_likelihoods_have_empirical_slopes_only():
     task = Task(task_of(PLAIN["linear"]).model, nn.functional.multi_margin_loss)
     factors(task, task.initial, client(), "empirical")
-    with pytest.raises(UserError, match="cross-entropy"):
+    with pytest.raises(UserError, match="curvature of the outputs is not known"):
         factors(task, task.initial, client(), "exact")
 
 

@@ -57,7 +57,7 @@ def test_the_distance_is_the_quadratic_form_of_the_pooled_curvature(make, tmp_pa
     if make is softmax_case:
         matrix = full.at(task, weights, data)  # its Hessian
     else:
-        matrix = gauss_newton.matrix(task, weights, case.dataset.train_x[places])
+        matrix = gauss_newton.matrix(task, weights, case.dataset.train_x[places], case.dataset.train_y[places])
     models = [other_model(mean, seed) for seed in range(3)]
     offsets = [flatten(model) - flatten(mean) for model in models]
     expected = [float(0.5 * offset @ matrix @ offset) for offset in offsets]

@@ -4,7 +4,7 @@ Of several settings the best is the one
 
 1. with the most seeds that ended: one that lacks seeds which others have may just have been lucky;
 2. among these, with the fewest seeds that diverged;
-3. among these, with the largest mean over its seeds;
+3. among these, with the best mean over its seeds: the largest, or the smallest of a metric that is good if small;
 4. among these, that was tried first.
 
 So a setting that diverged or is incomplete never beats one that is complete, and if none is complete, the nearest to it
@@ -28,10 +28,12 @@ class Tried(NamedTuple):
     Attributes:
         scores: The metric after the last round of every seed that ended.
         diverged: How many seeds diverged.
+        sign: 1 if the metric is good if large, -1 if it is good if small (`fl_lightning.direction`).
     """
 
     scores: Sequence[float]
     diverged: int = 0
+    sign: int = 1
 
     @property
     def mean(self) -> float:
@@ -44,6 +46,8 @@ def best(settings: Sequence[Tried]) -> int | None:
 
     >>> best([Tried([0.9]), Tried([0.5, 0.7]), Tried([0.8, 0.8]), Tried([0.9, 0.9], diverged=1)])
     2
+    >>> best([Tried([0.9], sign=-1), Tried([0.5], sign=-1)])
+    1
     """
     known = [number for number, one in enumerate(settings) if one.scores]
     return max(known, key=lambda number: (*_rank(settings[number]), -number), default=None)
@@ -60,7 +64,7 @@ def complete(settings: Sequence[Tried]) -> list[bool]:
 
 
 def _rank(one: Tried) -> tuple[int, int, float]:
-    return len(one.scores), -one.diverged, one.mean
+    return len(one.scores), -one.diverged, one.sign * one.mean
 
 
 class Keys(NamedTuple):
@@ -70,11 +74,17 @@ class Keys(NamedTuple):
         environments: Conditions: a contest of its own in every combination.
         tuned: What is tried for a case.
         cases: What makes a case.
+        given: What follows from the conditions.
     """
 
     environments: frozenset[str] = frozenset()
     tuned: frozenset[str] = frozenset()
     cases: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
+
+    def follows(self, key: str) -> bool:
+        """Whether the study sets it according to the conditions; so do options of a part that it sets, as `model`."""
+        return key in self.given or key.partition(".")[0] in self.given
 
     def is_condition(self, key: str) -> bool:
         """Whether runs that differ in this setting do not compete, as far as the study says something about it."""
@@ -92,6 +102,7 @@ def keys_of(content: Mapping[str, Any]) -> Keys:
         frozenset(content.get("environments") or ()),
         frozenset([*(content.get("space") or ()), *(key for case in cases for key in case.get("space") or ())]),
         frozenset(key for case in cases for key in case.get("settings") or ()),
+        frozenset(key for one in content.get("given") or () for key in one.get("settings") or ()),
     )
 
 

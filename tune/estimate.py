@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from fl_lightning import experiment
 from fl_lightning.config import RunConfig
 from fl_lightning.data.partition import class_counts
@@ -101,8 +103,8 @@ def _measure(config: RunConfig) -> Cost:
         config.method, problem.task, problem.dataset, few, short, once, config.engine, config.seed, problem.holdout
     )
     record = next(iter(rounds))
-    tested = problem.dataset.test_y[:TEST_SAMPLES]
-    dataset = replace(problem.dataset, test_x=problem.dataset.test_x[:TEST_SAMPLES], test_y=tested)
+    dataset = problem.dataset.tested_on(torch.arange(min(TEST_SAMPLES, len(problem.dataset.test_y))))
+    tested = dataset.test_y
     start = time.perf_counter()
     measured = measure(config.method, problem.task, dataset, record)
     evaluate = (time.perf_counter() - start) / (1 + len(record.clients)) * len(problem.dataset.test_y) / len(tested)
@@ -111,7 +113,7 @@ def _measure(config: RunConfig) -> Cost:
         folder = Path(name)
         checkpoint.write(folder, identity(config), record.after, [measured])
         state = _size(folder)
-        counts = class_counts(problem.dataset.train_y, problem.clients, problem.dataset.num_classes)
+        counts = class_counts(problem.dataset.strata, problem.clients, problem.dataset.num_strata)
         files.write(config, counts, [measured], folder, pictures=False)
         tables = _size(folder) - state
     return Cost(record.seconds_local / trained, evaluate, samples, record.seconds_server, fixed, state, tables)

@@ -125,9 +125,12 @@ class Builder:
         self._refers = tuple(_referring(fixed))
         self._fixed = {key: value for key, value in fixed.items() if value is not None and key not in self._refers}
         self._parsed: dict[str, Any] = {}
+        self._others: dict[str, Builder] = {}
 
     def cell(self, environment: Mapping[str, Any], point: Mapping[str, Any]) -> Cell:
         """One setting in one environment."""
+        if self._study.given:
+            return self._under(environment).cell(environment, point)
         try:
             chosen = {key: value for key, value in self._case.settings.items() if key in self._fixed}
             config = self._config({**environment, **chosen, **point})
@@ -137,6 +140,14 @@ class Builder:
         except UserError as error:
             raise UserError(f"{self._place}: {error}") from None
         return Cell(self._case.label, environment, point, config, self._study.seeds, self._refers)
+
+    def _under(self, environment: Mapping[str, Any]) -> "Builder":
+        """Whoever makes the cells of environments with the same base."""
+        base = self._study.base_in(environment)
+        name = repr(base)
+        if name not in self._others:
+            self._others[name] = Builder(replace(self._study, base=base, given=()), self._case)
+        return self._others[name]
 
     @property
     def _place(self) -> str:

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from fl_lightning.config import RunConfig
+from fl_lightning.direction import sign
 from fl_lightning.errors import unknown
 from fl_lightning.runs.folder import Result, ended
 from fl_lightning.stopping import ALWAYS
@@ -48,7 +49,8 @@ class CellOutcome(NamedTuple):
     @property
     def tried(self) -> best.Tried:
         """What the rule for the best looks at."""
-        return best.Tried(self.values, sum(result.status == "diverged" for _, result in self.runs))
+        diverged = sum(result.status == "diverged" for _, result in self.runs)
+        return best.Tried(self.values, diverged, sign(self.metric))
 
 
 def outcome_of(cell: Cell, out: Path, study: Study) -> CellOutcome:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.config import RunConfig
+from fl_lightning.direction import sign
 from fl_lightning.errors import UserError
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.folder import Result
@@ -79,7 +80,19 @@ class SweepRecord:
         ended = sum(len(outcome.runs) for outcome in outcomes)
         means = [one.tried.mean for one in best_of(outcomes) if len(one.values) == len(one.cell.seeds)]
         numbers = {"runs": float(ended), "failures": float(len(failures))}
-        self._tracker.log_rounds([(0, numbers | ({f"best_{study.metric}": max(means)} if means else {}))])
+        self._tracker.log_rounds(
+            [
+                (
+                    0,
+                    numbers
+                    | (
+                        {f"best_{study.metric}": max(means, key=lambda mean: sign(study.metric) * mean)}
+                        if means
+                        else {}
+                    ),
+                )
+            ]
+        )
         self._tracker.finish("FINISHED" if not failures else "FAILED")
         if not self._tracker.flush():
             activity.warn("the MLflow server lacks the tables of this sweep; the same command sends them")

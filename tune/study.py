@@ -5,6 +5,8 @@ One YAML or Python file, data without logic:
     about: FOLA against FedAvg.                 # shown by `fl-lightning list studies`
     base: {data: digits, federation.rounds: 20} # settings of every run, by dotted key
     environments: {data.alpha: [0.01, 1]}       # what nobody can choose; every combination is a contest of its own
+    given:                                      # settings that go with a condition
+      - {when: {data.alpha: 0.01}, training.lr: 0.05}
     cases:                                      # the contestants, each with settings and a space of its own
       - {label: FedAvg, method: fedavg}
       - {label: FOLA, method: fola, space: {method.strength: [1, 100]}}
@@ -52,6 +54,26 @@ class Case:
     label: str
     settings: Mapping[str, Any]
     space: Mapping[str, Range] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Settings that go with a condition, such as the model of a data set.
+
+    Attributes:
+        when: The values, by key, any of which each of these settings must have.
+        settings: What then takes the place of `base`.
+    """
+
+    when: Mapping[str, tuple[Any, ...]]
+    settings: Mapping[str, Any]
+
+    def holds(self, settings: Mapping[str, Any]) -> bool:
+        """Whether settings meet the condition; flags are text, and `1e-1` is 0.1."""
+        return all(
+            any(str(value) == str(settings.get(key)) or number(value) == number(settings.get(key)) for value in values)
+            for key, values in self.when.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -120,10 +142,12 @@ class Study:
         about: A sentence.
         base: Settings of every run.
         environments: Conditions; a contest in every combination of them.
+        given: Settings that go with some of these conditions.
         cases: The contestants.
         space: What is tuned for all of them.
         seeds: Repetitions.
-        metric: What is good if large; of the last round, averaged over seeds, it decides what is best. In a file that
+        metric: Of the last round, averaged over seeds, it decides what is best: the largest, or the smallest of NLL,
+            RMSE and others that are good if small. In a file that
             does not say, GA_validation if `base` has data.validation, else GA; the same for `stop`.
         search: How the space is searched.
         stop: When a run need not go on.
@@ -143,6 +167,7 @@ class Study:
     about: str = ""
     base: Mapping[str, Any] = field(default_factory=dict)
     environments: Mapping[str, Range] = field(default_factory=dict)
+    given: tuple[Given, ...] = ()
     cases: tuple[Case, ...] = ()
     space: Mapping[str, Range] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
@@ -181,6 +206,7 @@ class Study:
         )
         for key, values in self.environments.items():
             require(values.kind == "grid", f"environments.{key} must be a list of values, got {values.kind}")
+        self._check_given()
         require(
             self.search.algorithm == "grid" or any(spaces),
             f"study {self.name} searches an empty space; name at least one key under `space`",
@@ -206,6 +232,28 @@ class Study:
             self.reference is not None or not any(REFERENCE in map(str, one.values()) for one in settings),
             f"study {self.name} has a setting {REFERENCE} but no `reference`; give the settings of the reference run",
         )
+
+    def _check_given(self) -> None:
+        for one in self.given:
+            strange = [key for key in one.when if key not in self.environments and key not in self.base]
+            require(
+                not strange,
+                f"study {self.name}: given.when expected settings of environments or base, got {', '.join(strange)}; "
+                "name them there",
+            )
+            twice = [key for key in one.settings if key in self.environments or key in one.when]
+            require(
+                not twice,
+                f"study {self.name}: given sets {', '.join(twice)}, which is a condition itself; leave one out",
+            )
+
+    def base_in(self, environment: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of every run under some conditions."""
+        base = dict(self.base)
+        for one in self.given:
+            if one.holds({**self.base, **environment}):
+                base |= one.settings
+        return base
 
     @property
     def identity(self) -> str:

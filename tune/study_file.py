@@ -14,7 +14,7 @@ from fl_lightning.errors import UserError, require, unknown
 from fl_lightning.stopping import Stop
 from tune.best import VALIDATION
 from tune.picture import Picture
-from tune.study import Case, Confirm, Distribution, Range, Search, Study, number, whole
+from tune.study import Case, Confirm, Distribution, Given, Range, Search, Study, number, whole
 
 FOLDER = Path(__file__).parent / "studies"
 DEFAULT_SCALE = "small"
@@ -148,6 +148,7 @@ def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
     for key in ("base", "reference"):
         if key in values:
             values[key] = _mapping(f"{name}: {key}", values[key])
+    values["given"] = tuple(_given(name, item) for item in _listed(f"{name}: given", values.get("given") or ()))
     values["cases"] = tuple(_case(name, item) for item in _listed(f"{name}: cases", values.get("cases", ())))
     values["seeds"] = _seeds(name, values.get("seeds", 1))
     for key, cls in (("search", Search), ("stop", Stop)):
@@ -173,6 +174,18 @@ def _case(study: str, content: Any) -> Case:
         f"{study}: the label of a case must be one line of at most {MOST_LETTERS} letters, got {label!r}",
     )
     return Case(str(label), settings, space)
+
+
+def _given(study: str, content: Any) -> Given:
+    where = f"{study}: given"
+    require(
+        isinstance(content, Mapping) and isinstance(content.get("when"), Mapping) and len(content) > 1,
+        f"{where} must be a list of conditions with their settings, such as {{when: {{data: cifar10}}, model: cnn}}, "
+        f"got {content!r}",
+    )
+    when = _mapping(where, content["when"])
+    settings = _mapping(where, {key: value for key, value in content.items() if key != "when"})
+    return Given({key: tuple(v) if isinstance(v, list | tuple) else (v,) for key, v in when.items()}, settings)
 
 
 def _space(where: str, content: Any) -> dict[str, Range]:
@@ -268,9 +281,14 @@ def _pin(study: Study, overrides: Mapping[str, Any]) -> Study:
         Case(case.label, {k: v for k, v in case.settings.items() if k not in overrides}, without(case.space))
         for case in study.cases
     )
+    given = [
+        Given(one.when, {key: value for key, value in one.settings.items() if key not in overrides})
+        for one in study.given
+    ]
     values = {item.name: getattr(study, item.name) for item in fields(Study)}
     values |= {
         "base": {**study.base, **overrides},
+        "given": tuple(one for one in given if one.settings),
         "environments": without(study.environments),
         "space": without(study.space),
         "cases": cases,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from fl_lightning import experiment
 from fl_lightning.config import RunConfig
+from fl_lightning.direction import sign
 from fl_lightning.errors import UserError
 from fl_lightning.experiment import Outputs, Progress
 from fl_lightning.record import Measurement
@@ -31,7 +32,7 @@ class Instructions(NamedTuple):
         outputs: What stays of each run.
         tags: Of single runs, by their identity: what a run is called in tables and figures, and what it is for.
         stop: When a run need not go on.
-        metric: What is good if large.
+        metric: What decides.
         workers: Who trains the clients of a run; no number depends on it.
     """
 
@@ -53,8 +54,8 @@ class TrialStatus(NamedTuple):
     Attributes:
         finished: Runs that have ended.
         rounds: Rounds that are known; of seeds side by side, the latest.
-        value: The metric of the latest round.
-        best: The largest value of the metric at the end of a run.
+        value: The metric of the latest round, times -1 if it is good if small.
+        best: The largest such value at the end of a run.
         failures: Runs that could not be computed, with the reason.
     """
 
@@ -69,7 +70,8 @@ def one_after_the_other(
     units: Sequence[Sequence[RunConfig]], instructions: Instructions
 ) -> Generator[TrialStatus, None, None]:
     """Compute runs; those of a unit share their first round. A run that fails does not take others with it."""
-    status = TrialStatus()
+    status, metric = TrialStatus(), instructions.metric
+    way = sign(metric)
     for unit in units:
         for config, progress in _runs(unit, instructions):
             diverged = False
@@ -77,7 +79,7 @@ def one_after_the_other(
                 for measurement in _until(instructions.stop, progress):
                     diverged = measurement is None
                     if measurement is not None:
-                        value = measured(measurement.metrics, instructions.metric)
+                        value = way * measured(measurement.metrics, metric)
                         status = status._replace(rounds=status.rounds + 1, value=_newest(value, status.value))
                         yield status
                 best = status.best if diverged else max(status.best, status.value)
@@ -93,7 +95,8 @@ def side_by_side(configs: Sequence[RunConfig], instructions: Instructions) -> Ge
     A seed that has ended counts with its last value; one that has diverged makes the setting worth nothing. Until all
     have been measured once, the mean is NaN.
     """
-    status = TrialStatus()
+    status, metric = TrialStatus(), instructions.metric
+    way = sign(metric)
     runs = {identity(config): _until(instructions.stop, _run(config, instructions)) for config in configs}
     latest: dict[str, float] = {}
     while runs:
@@ -102,7 +105,7 @@ def side_by_side(configs: Sequence[RunConfig], instructions: Instructions) -> Ge
             try:
                 for measurement in runs[identity(config)]:
                     key = identity(config)
-                    value = -math.inf if measurement is None else measured(measurement.metrics, instructions.metric)
+                    value = -math.inf if measurement is None else way * measured(measurement.metrics, metric)
                     latest[key] = _newest(value, latest.get(key, math.nan))
                     going = True
                     break

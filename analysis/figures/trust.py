@@ -1,7 +1,7 @@
 """How far predictions can be trusted: reliability, risk and coverage, entropies in and out of distribution.
 
-Every panel is one alpha; seeds are pooled, as one larger test set. The prediction is that from the posterior (probit),
-or where there is none that of the mean.
+Every row of panels is one alpha, every column one data set; seeds are pooled, as one larger test set. The prediction is
+that from the posterior (probit), or where there is none that of the mean.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +20,8 @@ from fl_lightning.runs.palette import DISPLAY
 Arrays = dict[str, NDArray[Any]]
 PREFERRED = ("probit", "glm_mc", "nn", "ensemble", "map")
 MOST_PANELS = 3
+# Conditions that have panels of their own.
+SHOWN = ("data", "data.alpha")
 
 
 def reliability(curves: pd.DataFrame) -> Picture:
@@ -36,34 +38,34 @@ def entropies(curves: pd.DataFrame) -> Picture:
     """Entropies that are predicted for the test set and for inputs of no class, by one case: FOLA, or the first."""
     if problem := _lacking(curves):
         return style.empty(problem, curves)
-    curves, remarks = contests.largest(curves, ("data.alpha",))
+    curves, remarks = contests.largest(curves, SHOWN)
     cases = list(dict.fromkeys(curves["case"]))
     case = next((name for name in cases if "FOLA" in name and "kron" in name), cases[0])
     mine = curves.loc[curves["case"].eq(case)]
-    alphas = _alphas(mine)
-    figure, panels = style.picture(len(alphas), height=1.9)
-    for panel, alpha in zip(panels, alphas, strict=True):
-        rows = mine.loc[mine["data.alpha"].eq(alpha)]
+    scenes = _scenes(mine)
+    figure, panels = style.picture(len(scenes), height=1.9, across=mine["data"].nunique())
+    for panel, (title, chosen) in zip(panels, scenes, strict=True):
+        rows = mine.loc[chosen]
         kind = _kind(rows["arrays"].iloc[0])
         pooled = _pooled(list(rows["arrays"]))
         strange = [name.split("/")[2] for name in pooled if name.startswith(f"{kind}/entropy/")]
         trust.entropies(panel, pooled, kind, strange)
-        panel.set_title(f"{case}, α = {contests.shown(alpha)}", fontsize=8)
+        panel.set_title(f"{case}, {title}", fontsize=8)
     return _finish(figure, mine, remarks)
 
 
 def _by_alpha(curves: pd.DataFrame, draw: Callable[[Axes, Arrays, Mapping[str, Look]], None]) -> Picture:
     if problem := _lacking(curves):
         return style.empty(problem, curves)
-    curves, remarks = contests.largest(curves, ("data.alpha",))
+    curves, remarks = contests.largest(curves, SHOWN)
     methods = {case: DISPLAY.get(m, m) for case, m in zip(curves["case"], curves["method"], strict=True)}
     looks = style.looks(list(dict.fromkeys(curves["case"])), methods)
-    alphas = _alphas(curves)
-    figure, panels = style.picture(len(alphas), height=2.1)
-    for panel, alpha in zip(panels, alphas, strict=True):
+    scenes = _scenes(curves)
+    figure, panels = style.picture(len(scenes), height=2.1, across=curves["data"].nunique())
+    for panel, (title, chosen) in zip(panels, scenes, strict=True):
         pooled: Arrays = {}
         for case in looks:
-            rows = curves.loc[curves["data.alpha"].eq(alpha) & curves["case"].eq(case)]
+            rows = curves.loc[chosen & curves["case"].eq(case)]
             if len(rows):
                 found = _pooled(list(rows["arrays"]))
                 kind = _kind(found)
@@ -72,7 +74,7 @@ def _by_alpha(curves: pd.DataFrame, draw: Callable[[Axes, Arrays, Mapping[str, L
                 pooled["coverage"] = found["coverage"]
         present = {case: look for case, look in looks.items() if f"{case}/risk" in pooled}
         draw(panel, pooled, present)
-        panel.set_title(f"α = {contests.shown(alpha)}", fontsize=8)
+        panel.set_title(title, fontsize=8)
     style.legend(figure, [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()])
     return _finish(figure, curves, remarks)
 
@@ -102,6 +104,18 @@ def _pooled(several: Sequence[Arrays]) -> Arrays:
 def _kind(arrays: Mapping[str, Any]) -> str:
     known = trust.kinds_of(arrays)
     return next(kind for kind in PREFERRED if kind in known)
+
+
+def _scenes(curves: pd.DataFrame) -> list[tuple[str, "pd.Series[bool]"]]:
+    """The panels, row by row: their titles, and which runs they show."""
+    names = list(dict.fromkeys(curves["data"]))
+    found = []
+    for alpha in _alphas(curves):
+        for name in names:
+            chosen = curves["data"].eq(name) & curves["data.alpha"].eq(alpha)
+            title = f"{name}, α = {contests.shown(alpha)}" if len(names) > 1 else f"α = {contests.shown(alpha)}"
+            found += [(title, chosen)] if chosen.any() else []
+    return found
 
 
 def _alphas(curves: pd.DataFrame) -> list[Any]:

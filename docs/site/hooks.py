@@ -31,6 +31,7 @@ GUIDES = (
     "tutorial",
     "methods",
     "data",
+    "tasks",
     "sweeps",
     "uncertainty",
     "cluster",

@@ -17,10 +17,11 @@ from fl_lightning import discovery
 from fl_lightning.cli.compare import writable_picture
 from fl_lightning.cli.flags import CommandParser
 from fl_lightning.config import RunConfig, fields_of
-from fl_lightning.data import feature_skew, heterogeneity
+from fl_lightning.data import feature_skew, heterogeneity, strata
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.partition import Split, class_counts, content_hash, counted, divide, own_tests
 from fl_lightning.errors import require
+from fl_lightning.inputs import several
 
 # More panels than this are no picture, more rows no table that anybody reads.
 MOST_SPLITS, MOST_ROWS = 24, 100
@@ -133,18 +134,19 @@ def side_by_side(flags: Sequence[str]) -> list[tuple[dict[str, str], list[str]]]
 def preview(varied: dict[str, str], config: RunConfig, dataset: Dataset) -> Preview:
     """Divide the training set as a run would."""
     config = replace(config, split=counted(config.split, dataset.owners))
-    clients = divide(dataset.train_y, config.split, config.seed, dataset.owners)
+    strata.check(dataset, config.split)
+    clients = divide(dataset.strata, config.split, config.seed, dataset.owners)
     feature_skew.check(dataset, config.split)
     examples = _examples(config, dataset, clients)
     if config.split.client_test > 0:
-        clients, _ = own_tests(dataset.train_y, clients, config.split, config.seed)
-    counts = class_counts(dataset.train_y, clients, dataset.num_classes)
+        clients, _ = own_tests(dataset.strata, clients, config.split, config.seed)
+    counts = class_counts(dataset.strata, clients, dataset.num_strata)
     return Preview(varied, config, counts, content_hash(clients), examples)
 
 
 def _examples(config: RunConfig, dataset: Dataset, clients: Sequence[Tensor]) -> dict[str, Tensor]:
     """What the skew does to the images of some clients, from the first to the last."""
-    if config.split.feature_skew == "none" or len(dataset.shape) != 3:
+    if config.split.feature_skew == "none" or several(dataset.train_x) or len(dataset.shape) != 3:
         return {}
     images = feature_skew.skew(dataset, clients, config.split, config.seed).train_x
     levels = feature_skew.levels(config.split)

@@ -15,6 +15,7 @@ from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers
 from fl_lightning.cli.hints import GA_AND_LA, look, shown
 from fl_lightning.cli.progress import interval, note_line
 from fl_lightning.config import flags_to_settings
+from fl_lightning.direction import sign
 from fl_lightning.errors import require
 from fl_lightning.runs.identity import identity
 from fl_lightning.system import activity, interrupts
@@ -187,7 +188,9 @@ class ProgressLine:
                 smoothing=0,  # trials end in bursts; only their mean says how long the rest takes
                 dynamic_ncols=True,
             )
-        best = f"best {self._metric} {status.best:.1%}" if status.best > float("-inf") else ""
+        way = sign(self._metric)
+        value = f"{status.best:.1%}" if way > 0 else f"{way * status.best:.4g}"
+        best = f"best {self._metric} {value}" if status.best > float("-inf") else ""
         rounds = f"{status.rounds} rounds" if status.rounds else ""
         self._shown = ", ".join(filter(None, [best, rounds]))
         self._bar.set_postfix_str(self._shown, refresh=False)

@@ -1,5 +1,6 @@
 """fl-lightning uncertainty: the posterior of a finished run, and how far its predictions can be trusted."""
 
+import argparse
 import json
 import math
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str]) -> int:
         default = item.default if isinstance(item.default, str) else json.dumps(item.default)
         text = f"{item.help} [{default}]".replace("%", "%%")
         parser.add_argument(f"--{name}", metavar=configuration.type_name(item.type), help=text, default=None)
+        # As `run` calls it, and as messages do.
+        parser.add_argument(f"--{SECTION}.{name}", dest=name, help=argparse.SUPPRESS, default=None)
     options = parser.parse_args(list(arguments))
     given = {name: getattr(options, name) for name in schema if getattr(options, name) is not None}
     from fl_lightning.cli.progress import Progress

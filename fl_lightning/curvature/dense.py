@@ -11,12 +11,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from fl_lightning.curvature import e_full, full
+from fl_lightning.curvature.diagonal import mean_over_steps
 from fl_lightning.curvature.form import Form
 from fl_lightning.curvature.full import PathStep
 from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.full import Full
+from fl_lightning.likelihoods.likelihood import require_curvature
 from fl_lightning.method import Local, Server, Step
 from fl_lightning.params import Params, count, flatten, unflatten, zeros
 from fl_lightning.system import memory
@@ -34,6 +36,7 @@ class FullMatrix(Form):
 
     def check(self, name: str, training: Training, server: Server) -> None:
         """Refuse a matrix for which there is not enough memory or time, naming what it would take."""
+        require_curvature(server.task.likelihood)
         task, sizes = server.task, [size for size in server.sizes if size > 0]
         largest = max(sizes, default=0)
         online = self.measuring.online
@@ -90,6 +93,9 @@ class FullMatrix(Form):
 
     def scale(self, num_epochs: int) -> float:
         return 1 / num_epochs if self.measuring.mean_over_epochs and self.measuring.online else 1.0
+
+    def per_sample(self, training: Training, sizes: Sequence[int]) -> float:
+        return mean_over_steps(self.measuring, training, sizes)
 
     def trace(self, start: Params) -> tuple[Tensor, ...]:
         return ()

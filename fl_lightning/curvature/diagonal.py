@@ -1,5 +1,6 @@
 """The diagonal Fisher: squared gradients along the path, or at its end."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from fl_lightning.batching import couples_samples
 from fl_lightning.curvature.fisher import diagonal_fisher
-from fl_lightning.curvature.form import Form
+from fl_lightning.curvature.form import Form, Measuring
 from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.method import Local, Server, Step
@@ -38,6 +39,10 @@ class DiagonalFisher(Form):
     def scale(self, num_epochs: int) -> float:
         return 1 / num_epochs if self.measuring.mean_over_epochs and self.measuring.online else 1.0
 
+    def per_sample(self, training: Training, sizes: Sequence[int]) -> float:
+        batch = mean_batch(training, sizes) if self.measuring.fisher == "minibatch" else 1.0
+        return batch * mean_over_steps(self.measuring, training, sizes)
+
     def trace(self, start: Params) -> Params:
         return zeros(start) if self.observes else {}
 
@@ -60,6 +65,25 @@ class DiagonalFisher(Form):
     @property
     def extra_passes(self) -> int:
         return 0 if self.measuring.online else 1
+
+
+def mean_batch(training: Training, sizes: Sequence[int]) -> float:
+    """Samples per step, over all clients: squared minibatch gradients are about that many times too small.
+
+    >>> mean_batch(Training(batch_size=4), [9, 3, 0])
+    3.0
+    """
+    return sum(sizes) / sum(training.steps_per_epoch(size) for size in sizes if size)
+
+
+def mean_over_steps(measuring: Measuring, training: Training, sizes: Sequence[int]) -> float:
+    """What makes a mean of curvature that is summed along a path over epochs, or over steps."""
+    if not measuring.online or measuring.mean_over_epochs:
+        return 1.0
+    if not measuring.equal_steps:
+        return 1 / training.epochs
+    steps = sum(size * training.steps_per_epoch(size) for size in sizes if size) / sum(sizes)  # as models are weighted
+    return 1 / (training.epochs * steps)
 
 
 def require_independent_samples(form: Form, server: Server) -> None:

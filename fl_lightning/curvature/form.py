@@ -5,6 +5,7 @@ losses, traffic), and one here that knows how it is measured. `forms.py` has the
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -80,6 +81,15 @@ class Form(ABC):
 
     def scale(self, num_epochs: int) -> float:
         """What F_n must be multiplied with."""
+        return 1.0
+
+    def per_sample(self, training: Training, sizes: Sequence[int]) -> float:
+        """What makes of F_n, `scale` included, the mean curvature per sample.
+
+        Args:
+            training: How clients train.
+            sizes: Numbers of training samples of all clients.
+        """
         return 1.0
 
     def trace(self, start: Params) -> Any:

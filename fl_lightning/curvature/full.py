@@ -66,9 +66,15 @@ def is_exact(task: Task, data: ClientData) -> bool:
 
 def work(task: Task, data: ClientData, samples: int) -> float:
     """Multiplications that the matrix of so many samples takes."""
-    classes = data.dataset.num_classes
-    factor = 0.5 if is_exact(task, data) else classes
+    factor = 0.5 if is_exact(task, data) else _outputs(task, data)
     return samples * factor * task.num_params**2
+
+
+def _outputs(task: Task, data: ClientData) -> int:
+    """How many outputs there are for a sample."""
+    first = torch.zeros(1, dtype=torch.long, device=task.device)
+    with task.evaluating():
+        return task.logits(task.initial, data.fetch(first)[0]).numel()
 
 
 def _samples(task: Task, data: ClientData, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -80,8 +86,7 @@ def _samples(task: Task, data: ClientData, weights: Tensor) -> Iterator[tuple[Te
 
 
 def _gauss_newton(task: Task, data: ClientData, steps: Iterable[PathStep]) -> Tensor:
-    gauss_newton.require_cross_entropy(task)
     total = torch.zeros(task.num_params, task.num_params, dtype=task.dtype, device=task.device)
     for step in steps:
-        total.add_(gauss_newton.matrix(task, step.weights, data.fetch(step.places)[0]), alpha=step.share)
+        total.add_(gauss_newton.matrix(task, step.weights, *data.fetch(step.places)), alpha=step.share)
     return total

@@ -22,14 +22,15 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.curvature.gauss_newton import require_cross_entropy
 from fl_lightning.curvature.layers import Call, Recording, input_rows, record, slope_rows
 from fl_lightning.data.plan import BLOCK, ClientData
+from fl_lightning.likelihoods.likelihood import require_curvature
 from fl_lightning.system import activity
 from fl_lightning.task import Task, Weights
 
-# Which slopes: those of all classes, weighted by their probabilities (Gauss-Newton, one backward pass for each class),
-# those of one label drawn from the predictions, or those of the label that the sample has.
+# Which slopes: the roots of the curvature at the outputs (Gauss-Newton; for classification those of all classes,
+# weighted by their probabilities: one backward pass for each), those of one label drawn from the predictions, or those
+# of the label that the sample has.
 Slopes = Literal["exact", "sampled", "empirical"]
 
 # Numbers in the patches that are in memory at once: 64 MB in float32.
@@ -69,8 +70,8 @@ def factors(
         block: Samples per forward pass.
     """
     if slopes in ("exact", "sampled"):
-        require_cross_entropy(task)
-    draws = torch.rand(len(data), generator=stream, dtype=torch.float64) if slopes == "sampled" else torch.empty(0)
+        require_curvature(task.likelihood)
+    draws: Tensor | None = None
     second_moments: dict[str, Tensor] = {}
     slope_moments: dict[str, Tensor] = {}
     rest: tuple[str, ...] = ()
@@ -84,8 +85,12 @@ def factors(
             rest = recording.rest
             for call in recording.calls:
                 _add(second_moments, call.weight, _input_moment(call))
+            if slopes == "sampled" and draws is None:
+                each = task.likelihood.num_draws(recording.logits)
+                draws = torch.rand(len(data), each, generator=stream, dtype=torch.float64)
             if slopes is not None:
-                for seed in _seeds(task, recording.logits, y, slopes, draws[seen : seen + len(y)]):
+                drawn = torch.empty(0) if draws is None else draws[seen : seen + len(y)]
+                for seed in _seeds(task, recording.logits, y, slopes, drawn):
                     _add_slopes(slope_moments, recording, seed)
             seen += len(y)
     finally:
@@ -122,16 +127,10 @@ def _seeds(task: Task, logits: Tensor, y: Tensor, slopes: Slopes, draws: Tensor)
             losses = task.likelihood(outputs, y, reduction="sum")
         yield torch.autograd.grad(losses, outputs)[0]
         return
-    p = logits.detach().softmax(1)
     if slopes == "sampled":
-        reached = p.double().cumsum(1) > draws.to(p.device)[:, None]
-        reached[:, -1] = True  # rounding may leave the sum below 1
-        yield p - torch.nn.functional.one_hot(reached.int().argmax(1), p.shape[1])
-        return
-    for k in range(p.shape[1]):  # diag p - p p^T = sum_k p_k (e_k - p) (e_k - p)^T
-        unit = torch.zeros_like(p)
-        unit[:, k] = 1
-        yield p[:, k : k + 1].sqrt() * (unit - p)
+        yield task.likelihood.sampled(logits.detach(), y, draws)
+    else:
+        yield from task.likelihood.roots(logits.detach(), y)
 
 
 def _add_slopes(moments: dict[str, Tensor], recording: Recording, seed: Tensor) -> None:

@@ -6,6 +6,7 @@ A_n <- A_n / r + ((r - 1) / r) A_S, and the same for G. Parameters that belong t
 a diagonal precision, the Fisher of all samples at the final model.
 """
 
+import math
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -13,14 +14,12 @@ import torch
 from torch import Tensor
 
 from fl_lightning import streams
-from fl_lightning.curvature import kron, softmax
+from fl_lightning.curvature import kron, last_layer, softmax
 from fl_lightning.curvature.diagonal import require_independent_samples
 from fl_lightning.curvature.fisher import diagonal_fisher
 from fl_lightning.curvature.form import Form
-from fl_lightning.curvature.gauss_newton import require_cross_entropy
 from fl_lightning.curvature.kron import Slopes
 from fl_lightning.curvature.layers import Call, Recording, record
-from fl_lightning.data.plan import ClientData
 from fl_lightning.errors import require
 from fl_lightning.gaussian.blocks import Blocks
 from fl_lightning.gaussian.diagonal import Diagonal
@@ -29,6 +28,8 @@ from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.full import Full
 from fl_lightning.gaussian.inputs import Inputs
 from fl_lightning.gaussian.kron import Kron
+from fl_lightning.likelihoods.classification import Classification
+from fl_lightning.likelihoods.likelihood import require_curvature
 from fl_lightning.method import Local, Server
 from fl_lightning.params import Params, count, zeros
 from fl_lightning.system import memory
@@ -37,8 +38,8 @@ from fl_lightning.training import Training
 
 # The block of the parameters that have no layer of their own.
 REST = "other parameters"
-# Up to so many classes all of them are pushed back; beyond, one that is drawn.
-MOST_CLASSES = 10
+# Up to so many outputs (classes) all of them are pushed back; beyond, one draw of labels.
+MOST_OUTPUTS = 10
 
 
 class OfInputs(Form):
@@ -68,7 +69,7 @@ class OfInputs(Form):
 
     def measured(self, local: Local, start: Params) -> Blocks:
         params, weights = local.params, Weights(local.params, local.buffers)
-        found = kron.factors(local.task, weights, local.data, self._slopes(local.data), _stream(local))
+        found = kron.factors(local.task, weights, local.data, self._slopes(local), _stream(local))
         parts: list[tuple[str, Gaussian]] = []
         for position, (weight, inputs) in enumerate(found.inputs.items()):
             own = _own(params, weight, inputs)
@@ -83,7 +84,7 @@ class OfInputs(Form):
     def _averaged(self, position: int, own: Params) -> Gaussian | None:
         return Flat(own) if position == 0 and self.measuring.first_layer == "average" else None
 
-    def _slopes(self, data: ClientData) -> Slopes | None:
+    def _slopes(self, local: Local) -> Slopes | None:
         return None
 
     def _empty(self, own: Params, size: int) -> Gaussian:
@@ -103,16 +104,17 @@ class OfInputsAndSlopes(OfInputs):
     uses: ClassVar = frozenset({"fisher", "first_layer", "prior", "slopes", "solver", "projection", "damping_slopes"})
 
     def check(self, name: str, training: Training, server: Server) -> None:
-        if self._slopes(server.holdout) != "empirical":
-            require_cross_entropy(server.task)
+        if self.measuring.slopes != "empirical":
+            require_curvature(server.task.likelihood)
         super().check(name, training, server)
 
     def certain_precision(self, server: Server) -> float:
         return 0.0
 
-    def _slopes(self, data: ClientData) -> Slopes:
-        few = data.dataset.num_classes <= MOST_CLASSES
-        return self.measuring.slopes or ("exact" if few else "sampled")
+    def _slopes(self, local: Local) -> Slopes:
+        classes, targets = local.data.dataset.num_classes, local.data.dataset.train_y
+        outputs = math.prod(local.task.likelihood.output_shape(classes, targets) or (classes,))
+        return self.measuring.slopes or ("exact" if outputs <= MOST_OUTPUTS else "sampled")
 
     def _empty(self, own: Params, size: int) -> Gaussian:
         return Kron(own, _zeros(own, size), _zeros(own, len(next(iter(own.values())))))
@@ -130,12 +132,13 @@ class OfLastLayer(Form):
     """The full Gauss-Newton matrix of the last layer, whose outputs are the logits; the rest averaged or diagonal.
 
     Lambda = (1/m) sum_i (diag P_i - P_i P_i^T) (x) a~_i a~_i^T with the layer's inputs a~ = (a, 1): the exact Hessian.
+    Other likelihoods than classification have their own curvature in place of diag P - P P^T.
     """
 
     uses: ClassVar = frozenset({"fisher", "rest", "prior", "round_scaling"})
 
     def check(self, name: str, training: Training, server: Server) -> None:
-        require_cross_entropy(server.task)
+        require_curvature(server.task.likelihood)
         require_independent_samples(self, server)
         require_memory(name, self.nothing(server.task.initial.params, server.task, _example(server)), server)
 
@@ -153,15 +156,20 @@ class OfLastLayer(Form):
             return _last(recorded(params, local.task, x, local.buffers))
 
         def samples() -> Iterator[tuple[Tensor, Tensor]]:
-            for x, _ in local.data.blocks():
+            for x, y in local.data.blocks():
                 last = at_work(x)
-                inputs = last.input
+                inputs, outputs = last.input, last.output.detach()
                 if last.bias is not None:
-                    inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
-                yield inputs, softmax.pair_weights(last.output.detach()).div_(len(local.data))
+                    inputs = torch.cat([inputs, torch.ones_like(inputs[..., :1])], dim=-1)
+                if by_pairs:
+                    yield inputs, softmax.pair_weights(outputs).div_(len(local.data))
+                else:
+                    for rows, curvature in last_layer.rows(local.task.likelihood, inputs, outputs, y):
+                        yield rows, curvature / len(local.data)
 
+        by_pairs = type(local.task.likelihood) is Classification
         own = {name: params[name] for name in at_work(local.data.fetch(local.data.indices[:1])[0]).names}
-        matrix = softmax.hessian(samples(), own)
+        matrix = (softmax if by_pairs else last_layer).hessian(samples(), own)
         fisher = _fisher(self, local) if self.measuring.rest == "diagonal" else {}
         return Blocks.of(params, [(next(iter(own)), Full(own, matrix)), *self._others(params, own, fisher)])
 
@@ -198,7 +206,7 @@ def require_memory(name: str, empty: Blocks, server: Server) -> None:
 def _last(recording: Recording) -> Call:
     last = recording.calls[-1] if recording.calls else None
     require(
-        last is not None and last.input.dim() == 2 and torch.equal(last.output, recording.logits),
+        last is not None and last.input.dim() == last.output.dim() >= 2 and torch.equal(last.output, recording.logits),
         "method.curvature_form last_layer needs a network whose last layer is linear and gives the logits; use "
         "--method.curvature_form kron or diagonal",
     )
@@ -236,4 +244,5 @@ def _zeros(own: Params, size: int) -> Tensor:
 
 
 def _example(server: Server) -> Tensor:
-    return server.holdout.fetch(torch.zeros(1, dtype=torch.long, device=server.holdout.indices.device))[0]
+    x: Tensor = server.holdout.fetch(torch.zeros(1, dtype=torch.long, device=server.holdout.indices.device))[0]
+    return x

@@ -17,6 +17,7 @@ from torch.nn.functional import unfold
 from fl_lightning import streams
 from fl_lightning.curvature import layers
 from fl_lightning.errors import require
+from fl_lightning.inputs import Inputs, each, part, split
 from fl_lightning.params import Params, cast_like, weighted_sum, zip_map
 from fl_lightning.task import Task, Weights
 
@@ -24,7 +25,7 @@ from fl_lightning.task import Task, Weights
 LARGEST_BLOCK = 2**24
 
 
-def squared_gradients(task: Task, weights: Weights, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Params:
+def squared_gradients(task: Task, weights: Weights, x: Inputs, y: Tensor, mask: Tensor | None = None) -> Params:
     """Mean over the batch of the squared per-sample gradients, in the mode that the task's model is in.
 
     Args:
@@ -49,31 +50,33 @@ def squared_gradients(task: Task, weights: Weights, x: Tensor, y: Tensor, mask: 
         if by_layers is not None:
             return by_layers
         size = max(1, LARGEST_BLOCK // task.num_params)
-        blocks = list(zip(torch.split(x, size), torch.split(y, size), strict=True))
+        blocks = list(zip(split(x, size), torch.split(y, size), strict=True))
         means = [from_samples(task, weights, *block) for block in blocks]
     shares = [len(labels) / len(y) for _, labels in blocks]
     return cast_like(weighted_sum(means, shares), weights.params)
 
 
-def from_samples(task: Task, weights: Weights, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Params:
+def from_samples(task: Task, weights: Weights, x: Inputs, y: Tensor, mask: Tensor | None = None) -> Params:
     """For any network: all per-sample gradients at once by vmap, then their squares."""
 
-    def sample_loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
-        return task.loss(Weights(params, weights.buffers), x.unsqueeze(0), y.unsqueeze(0))
+    def sample_loss(params: Params, x: Inputs, y: Tensor) -> Tensor:
+        alone = each(lambda one: one.unsqueeze(0), x)
+        return task.loss(Weights(params, weights.buffers), alone, y.unsqueeze(0))
 
     grads = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")(weights.params, x, y)
-    share = torch.full_like(y, 1, dtype=task.dtype) if mask is None else mask
+    share = torch.ones(len(y), dtype=task.dtype, device=y.device) if mask is None else mask
     share = share / share.sum().clamp(min=1)
     return {name: torch.tensordot(share, g.square(), dims=1) for name, g in grads.items()}
 
 
-def one_by_one(task: Task, weights: Weights, x: Tensor, y: Tensor) -> Params:
+def one_by_one(task: Task, weights: Weights, x: Inputs, y: Tensor) -> Params:
     """For the training step of a LightningModule, of which nothing is known: sample by sample."""
-    squares = (zip_map(torch.square, task.gradient(weights, x[i : i + 1], y[i : i + 1])) for i in range(len(y)))
+    places = [slice(i, i + 1) for i in range(len(y))]
+    squares = (zip_map(torch.square, task.gradient(weights, part(x, place), y[place])) for place in places)
     return cast_like(weighted_sum(squares, [1 / len(y)] * len(y)), weights.params)
 
 
-def from_layers(task: Task, weights: Weights, x: Tensor, y: Tensor) -> Params | None:
+def from_layers(task: Task, weights: Weights, x: Inputs, y: Tensor) -> Params | None:
     """For networks whose parameters are all those of linear and convolutional layers used once; None for others."""
     if not all(map(layers.is_plain, layers.trained_layers(task).values())):
         return None

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.likelihoods.classification import Classification
 from fl_lightning.params import Params
 from fl_lightning.system import activity
 from fl_lightning.task import Task, Weights
@@ -37,7 +38,7 @@ def inputs_and_logits(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor, 
     ]
     if len(trainable) != 1 or type(trainable[0]) is not nn.Linear or set(task.names) != _names(task, trainable[0]):
         return None
-    if task.likelihood is not nn.functional.cross_entropy:
+    if type(task.likelihood) is not Classification:
         return None
     calls: list[tuple[Tensor, Tensor]] = []
     hook = trainable[0].register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output)))

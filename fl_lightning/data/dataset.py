@@ -1,17 +1,22 @@
-"""Tensors of one classification problem, kept in memory as they were stored (images as bytes)."""
+"""Tensors of one problem, kept in memory as they were stored (images as bytes)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isfinite
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fl_lightning.data.augment import check as check_augmentation
 from fl_lightning.errors import UserError, require
+from fl_lightning.inputs import Inputs, each, named, part, several
+from fl_lightning.likelihoods.classification import Classification
+from fl_lightning.likelihoods.likelihood import Likelihood
 
+CLASSIFICATION = Classification()
 # Numbers that are looked at together, so that a check needs little memory of its own.
 BLOCK = 1_000_000
 
@@ -21,11 +26,13 @@ class Dataset:
     """Training and test set of one problem.
 
     Attributes:
-        train_x: Inputs, first dimension the samples: bytes, or floating point numbers that are used as they are.
-        train_y: Labels 0 .. num_classes - 1.
+        train_x: Inputs, first dimension the samples: bytes, floating point numbers that are used as they are, or whole
+            numbers (torch.long) from 0 on, which are tokens. Several inputs are a tuple of tensors, which the model
+            takes as positional arguments, or a dict of them, which it takes as named ones.
+        train_y: Targets, as the likelihood has them: labels 0 .. num_classes - 1 for classification.
         test_x: Inputs of the global test set, on which GA and LA are measured.
-        test_y: Its labels.
-        num_classes: K.
+        test_y: Its targets.
+        num_classes: K; for a likelihood without classes, the number of outputs.
         mean: Per channel, subtracted from byte inputs after scaling them to [0, 1].
         std: Per channel, divides after that.
         augment: Name of the augmentation of training batches (`fl_lightning.data.augment`).
@@ -34,12 +41,13 @@ class Dataset:
         validation: Indices of the training samples that belong to nobody and serve only to choose settings, or None.
         client_tests: Indices of those training samples of each client on which nobody trains, because they are the
             client's own test set; None if clients have none.
+        likelihood: What the model's outputs say of the targets: the task.
         vocabulary: How many different tokens there may be, where inputs are tokens; None takes the largest one.
     """
 
-    train_x: Tensor
+    train_x: Inputs
     train_y: Tensor
-    test_x: Tensor
+    test_x: Inputs
     test_y: Tensor
     num_classes: int
     mean: tuple[float, ...] = (0.0,)
@@ -48,40 +56,54 @@ class Dataset:
     owners: Tensor | None = None
     validation: Tensor | None = None
     client_tests: Sequence[Tensor] | None = None
+    likelihood: Likelihood = CLASSIFICATION
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
-        for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            require(
-                isinstance(x, Tensor) and isinstance(y, Tensor),
-                f"{part}_x and {part}_y must be torch tensors, got {type(x).__name__} and {type(y).__name__}; "
-                "torch.as_tensor makes one of an array",
-            )
-            _check_labels(part, x, y, self.num_classes)
-            require(
-                x.dim() >= 2 and (x.dtype in (torch.uint8, torch.long) or x.is_floating_point()),
-                f"{part}_x must hold bytes, floating point numbers or tokens, at least one per sample in a dimension "
-                f"of their own, got {x.dtype} of shape {tuple(x.shape)}; use .float(), .to(torch.uint8) or [:, None]",
-            )
+        for half, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            for name, one in named(x, f"{half}_x").items():
+                _check_inputs(half, name, one, y)
+            require(y.shape[1:] == self.train_y.shape[1:], "train_y and test_y must hold targets of one shape")
+            self.likelihood.check_targets(half, y, self.num_classes)
+        train, test = named(self.train_x, "train_x"), named(self.test_x, "test_x")
         require(
-            self.train_x.shape[1:] == self.test_x.shape[1:] and self.train_x.dtype == self.test_x.dtype,
-            f"train_x and test_x must hold inputs of one shape and type, got {tuple(self.train_x.shape[1:])} of "
-            f"{self.train_x.dtype} and {tuple(self.test_x.shape[1:])} of {self.test_x.dtype}; make them alike",
+            type(self.train_x) is type(self.test_x) and len(train) == len(test) > 0,
+            f"train_x and test_x must hold the same inputs, got {', '.join(train)} and {', '.join(test)}",
         )
-        if self.train_x.is_floating_point():
-            _check_finite("train_x", self.train_x)
-            _check_finite("test_x", self.test_x)
-        elif self.train_x.dtype == torch.uint8:
-            self._check_scaling()
-        check_augmentation(self.augment, self.shape, self.train_x.dtype)
+        for (name, one), (other_name, other) in zip(train.items(), test.items(), strict=True):
+            require(
+                one.shape[1:] == other.shape[1:] and one.dtype == other.dtype,
+                f"{name} and {other_name} must hold inputs of one shape and type, got {tuple(one.shape[1:])} of "
+                f"{one.dtype} and {tuple(other.shape[1:])} of {other.dtype}; make them alike",
+            )
+            if one.is_floating_point():
+                _check_finite(name, one)
+                _check_finite(other_name, other)
+            elif one.dtype == torch.uint8:
+                self._check_scaling(one.shape[1])
+            else:
+                self._check_tokens(name, one)
+                self._check_tokens(other_name, other)
+        if not several(self.train_x):
+            check_augmentation(self.augment, self.shape, self.train_x.dtype)
+        else:
+            require(self.augment == "none", f"data.augment {self.augment} needs images alone, got several inputs")
         if self.owners is not None:
             _check_owners(self.owners, len(self.train_y))
 
-    def _check_scaling(self) -> None:
-        fitting = {1, self.shape[0]}
+    def _check_tokens(self, name: str, x: Tensor) -> None:
+        low, high = int(x.min()), int(x.max())
+        require(low >= 0, f"{name} must hold tokens from 0 on, got {low}; use .float() if they are no tokens")
+        require(
+            self.vocabulary is None or high < self.vocabulary,
+            f"{name} must hold tokens below vocabulary, {self.vocabulary}, got {high}; raise it",
+        )
+
+    def _check_scaling(self, channels: int) -> None:
+        fitting = {1, channels}
         require(
             len(self.mean) in fitting and len(self.std) in fitting,
-            f"mean and std must have one number, or one for each of the {self.shape[0]} channels, got "
+            f"mean and std must have one number, or one for each of the {channels} channels, got "
             f"{len(self.mean)} and {len(self.std)}; the channels are the second dimension of train_x",
         )
         require(
@@ -90,12 +112,50 @@ class Dataset:
         )
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
-        return tuple(self.train_x.shape[1:])
+    def shape(self) -> Any:
+        """Shape of one input; of several inputs a tuple or dict of shapes, as they are."""
+        return each(lambda x: tuple(x.shape[1:]), self.train_x)
 
-    def inputs(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
+    @property
+    def num_tokens(self) -> int | None:
+        """How many different tokens there may be; None where no input holds tokens."""
+        both = [*named(self.train_x, "").values(), *named(self.test_x, "").values()]
+        largest = [int(x.max()) for x in both if x.dtype == torch.long]
+        if self.vocabulary is not None or not largest:
+            return self.vocabulary
+        # A model that is to say the next token must know every token, and the other way round.
+        return max(1 + max(largest), self.num_classes if self.likelihood.task == "tokens" else 0)
+
+    @cached_property
+    def strata(self) -> Tensor:
+        """A whole number for each training sample, by which samples are divided among clients: its class, mostly."""
+        found = self.likelihood.strata(self.train_y)
+        return torch.zeros(len(self.train_y), dtype=torch.long) if found is None else found
+
+    @property
+    def test_strata(self) -> Tensor:
+        """The same for the samples of the test set."""
+        found = self.likelihood.strata(self.test_y)
+        return torch.zeros(len(self.test_y), dtype=torch.long) if found is None else found
+
+    def tested_on(self, places: Tensor) -> "Dataset":
+        """The same with a part of the test set: indices, or for each sample whether it stays."""
+        return replace(self, test_x=part(self.test_x, places), test_y=self.test_y[places])
+
+    @property
+    def num_strata(self) -> int:
+        """How many there are: classes, mostly."""
+        return self.num_classes if self.likelihood.has_classes else 1 + int(self.strata.max())
+
+    def inputs(self, raw: Inputs, dtype: torch.dtype) -> Inputs:
         """A batch as the model takes it. Bytes are standardised here, batch by batch, on the device they lie on."""
+        return each(lambda x: self._input(x, dtype), raw)
+
+    def targets(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
+        """Targets as the likelihood takes them: real numbers in the model's type, labels as they are."""
+        return raw.to(dtype) if raw.is_floating_point() else raw
+
+    def _input(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
         if raw.dtype == torch.long:
             return raw
         if raw.is_floating_point():
@@ -109,10 +169,11 @@ class Dataset:
 
     def to(self, device: torch.device) -> "Dataset":
         """The same data on another device; the very same where it is there already, so that mapped files stay so."""
-        move = {name: getattr(self, name).to(device) for name in ("train_x", "train_y", "test_x", "test_y")}
-        if all(tensor is getattr(self, name) for name, tensor in move.items()):
+        tensors = [*named(self.train_x, "").values(), *named(self.test_x, "").values(), self.train_y, self.test_y]
+        if all(tensor.to(device) is tensor for tensor in tensors):
             return self
-        return replace(self, **move)
+        names = ("train_x", "train_y", "test_x", "test_y")
+        return replace(self, **{name: each(lambda x: x.to(device), getattr(self, name)) for name in names})
 
 
 @dataclass(frozen=True)
@@ -138,17 +199,22 @@ class Source(ABC):
         return None
 
 
-def _check_labels(part: str, x: Tensor, y: Tensor, num_classes: int) -> None:
+def _check_inputs(half: str, name: str, x: Tensor, y: Tensor) -> None:
     require(
-        y.dim() == 1 and x.dim() >= 1 and len(x) == len(y) > 0,
-        f"{part}_x and {part}_y must have the same number of samples, at least 1, got shapes {tuple(x.shape)} and "
-        f"{tuple(y.shape)}; {part}_y holds one label per sample",
+        isinstance(x, Tensor) and isinstance(y, Tensor),
+        f"{name} and {half}_y must be torch tensors, got {type(x).__name__} and {type(y).__name__}; "
+        "torch.as_tensor makes one of an array",
     )
-    require(y.dtype == torch.long, f"{part}_y must hold labels of type torch.long, got {y.dtype}; use .long()")
-    low, high = int(y.min()), int(y.max())
     require(
-        0 <= low <= high < num_classes,
-        f"{part}_y must hold labels 0 to {num_classes - 1}, got {low} to {high}; correct num_classes or y",
+        y.dim() >= 1 and x.dim() >= 1 and len(x) == len(y) > 0,
+        f"{name} and {half}_y must have the same number of samples, at least 1, got shapes {tuple(x.shape)} and "
+        f"{tuple(y.shape)}; {half}_y holds one target per sample",
+    )
+    require(
+        x.dim() >= 2 and (x.dtype in (torch.uint8, torch.long) or x.is_floating_point()),
+        f"{name} must hold bytes, floating point numbers or tokens (torch.long), at least one per sample in a "
+        f"dimension of their own, got {x.dtype} of shape {tuple(x.shape)}; use .float(), .to(torch.uint8), .long() or "
+        "[:, None]",
     )
 
 

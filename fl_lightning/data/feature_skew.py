@@ -15,6 +15,7 @@ from fl_lightning import streams
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.partition import Split
 from fl_lightning.errors import require
+from fl_lightning.inputs import several
 
 # Samples that are changed at a time: beside the new training set itself, little memory is needed.
 BLOCK = 500
@@ -51,6 +52,11 @@ def skew(dataset: Dataset, clients: Sequence[Tensor], split: Split, seed: int) -
 
 def check(dataset: Dataset, split: Split) -> None:
     """Raise `UserError` if these data cannot be skewed like that."""
+    skewed = split.feature_skew != "none"
+    require(
+        not skewed or (not several(dataset.train_x) and dataset.train_x.dtype != torch.long),
+        f"data.feature_skew {split.feature_skew} needs one input of numbers, no tokens or several inputs; leave it out",
+    )
     require(
         split.feature_skew != "rotation" or len(dataset.shape) == 3,
         f"data.feature_skew rotation needs images of shape (channels, height, width), got inputs of shape "

@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_lightning import streams
 from fl_lightning.data import augment
 from fl_lightning.data.dataset import Dataset
+from fl_lightning.inputs import Inputs, each
 from fl_lightning.params import Params, flatten, unflatten
 from fl_lightning.training import Training
 
@@ -45,14 +46,15 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def fetch(self, indices: Tensor, choices: augment.Choices | None = None) -> tuple[Tensor, Tensor]:
+    def fetch(self, indices: Tensor, choices: augment.Choices | None = None) -> tuple[Inputs, Tensor]:
         """The samples at these places of the training set, ready for the model; augmented if choices are given."""
-        raw = self.dataset.train_x.index_select(0, indices)
+        raw = each(lambda x: x.index_select(0, indices), self.dataset.train_x)
         if choices is not None:
             raw = augment.apply(self.dataset.augment, raw, choices)
-        return self.dataset.inputs(raw, self.dtype), self.dataset.train_y.index_select(0, indices)
+        targets = self.dataset.targets(self.dataset.train_y.index_select(0, indices), self.dtype)
+        return self.dataset.inputs(raw, self.dtype), targets
 
-    def blocks(self, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
+    def blocks(self, size: int = BLOCK) -> Iterator[tuple[Inputs, Tensor]]:
         """All samples once, in storage order, unaugmented."""
         for indices in torch.split(self.indices, size):
             yield self.fetch(indices)
@@ -83,7 +85,7 @@ class AllClients(Sequence[ClientData]):
         if isinstance(index, slice):
             return [self[n] for n in range(*index.indices(len(self)))]
         n = range(len(self))[index]
-        return ClientData(n, self._dataset, self._places[n].to(self._dataset.train_x.device), self._dtype)
+        return ClientData(n, self._dataset, self._places[n].to(self._dataset.train_y.device), self._dtype)
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Plan:
         stream = streams.generator(self.seed, "augment", self.round, self.data.client, epoch)
         return augment.draw(len(self.data), self.data.dataset.shape, stream)
 
-    def examples(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def examples(self, epoch: int) -> Iterator[tuple[Inputs, Tensor]]:
         """The epoch's batches, augmented and ready for the model."""
         if not self.augments:
             yield from map(self.data.fetch, self.batches(epoch))
@@ -157,7 +159,7 @@ class Plan:
             x, y = self.data.fetch(where, how)
             yield from zip(torch.split(x, block), torch.split(y, block), strict=True)
 
-    def all_examples(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def all_examples(self) -> Iterator[tuple[Inputs, Tensor]]:
         """The examples of all epochs."""
         for epoch in range(self.num_epochs):
             yield from self.examples(epoch)

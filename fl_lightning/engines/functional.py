@@ -19,6 +19,7 @@ from fl_lightning.data.plan import SERVER, ClientData, Plan
 from fl_lightning.engines.engine import Engine, Finisher, Fit, finished_client, mean_loss
 from fl_lightning.engines.own_optimiser import OwnOptimiser, require_nothing_frozen
 from fl_lightning.errors import require
+from fl_lightning.inputs import Inputs, each
 from fl_lightning.method import ClientHooks, Context, Step
 from fl_lightning.params import Params, row, zeros, zip_map
 from fl_lightning.rules.rule import Slopes
@@ -186,6 +187,9 @@ def train_many(
     def expand(tree: Any) -> Any:
         return pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(number, *leaf.shape).clone(), tree)
 
+    def by_client(rows: Tensor) -> Tensor:
+        return rows.view(number, -1, *rows.shape[1:])
+
     own = (context.own, context.start if context.own_start else ())
 
     def seen_by(own: Any) -> Context:
@@ -206,7 +210,7 @@ def train_many(
         state: Any,
         own: Any,
         noise: Params,
-        x: Tensor,
+        x: Inputs,
         y: Tensor,
         mask: Tensor,
         size: Tensor,
@@ -255,7 +259,7 @@ def train_many(
             mask = (places >= 0).to(task.dtype)
             chosen = choices and Choices(*(leaf[index, :, :width].flatten(0, 1) for leaf in choices))
             x, y = data.fetch(places.clamp(min=0).reshape(-1), chosen)
-            x, y = x.view(number, width, *x.shape[1:]), y.view(number, width)
+            x, y = each(by_client, x), by_client(y)
             noise = _stacked_noise(plans, index, first.start) if rule.draws else {}
             rates = torch.tensor([_rate(plan, index) for plan in plans], dtype=task.dtype, device=device)
             state, loss = step(state, own, noise, x, y, mask, sizes, lengths, rates, index)

@@ -31,16 +31,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fl_lightning import cavity
+from fl_lightning.cavity import Report
 from fl_lightning.client_memory import ClientMemory
 from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.quotient import Factor, change, clips, quotient
-from fl_lightning.method import Cohort, Context, Local, Method, Server
-from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zip_map
+from fl_lightning.gaussian.quotient import Factor, change, clips
+from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server
+from fl_lightning.params import Params, cast_like, weighted_sum, zip_map
 from fl_lightning.penalty import Quadratic
-from fl_lightning.rules.ivon import Ivon, require_own_momentum
-from fl_lightning.system import memory
+from fl_lightning.rules.ivon import Ivon, require_own_momentum, require_settings
 from fl_lightning.training import Training
 
 
@@ -58,27 +59,6 @@ class State(NamedTuple):
     precision: Params
     origin: Params
     duals: ClientMemory[Factor]
-
-
-class Own(NamedTuple):
-    """What a client knows by itself.
-
-    Attributes:
-        samples: m_n / (T rho).
-        slope: Gradient at mu_S of what eta_n / rho takes away.
-        precision: That of eta_n / rho.
-    """
-
-    samples: Tensor
-    slope: Params
-    precision: Params
-
-
-class Report(NamedTuple):
-    """The client's posterior q_n: mean and precision, from which the server knows the dual."""
-
-    params: Params
-    precision: Params
 
 
 @dataclass(frozen=True)
@@ -110,51 +90,32 @@ class BayesADMM(Method):
             f"method.rho must be finite and > 0, or null for 1 / clients, got {self.rho}",
         )
         require(0 < self.damping <= 1, f"method.damping must lie in (0, 1], got {self.damping}")
-        for name in ("prior", "temperature", "curvature_start"):
+        for name in ("prior", "temperature"):
             value = getattr(self, name)
             require(0 < value < infinity, f"method.{name} must be finite and > 0, got {value}")
-        require(0 <= self.gradient_decay < 1, f"method.gradient_decay must lie in [0, 1), got {self.gradient_decay}")
-        decay = self.curvature_decay
-        require(0 <= decay <= 1, f"method.curvature_decay must lie in [0, 1], got {decay}")
+        require_settings(self.curvature_start, self.gradient_decay, self.curvature_decay)
 
     def check(self, training: Training, server: Server) -> None:
         require_own_momentum(training)
-        task, owners = server.task, _owners(server)
-        needed = 2 * owners * task.num_params * task.dtype.itemsize
-        remedy = "use fewer data.clients or a smaller model"
-        memory.require_room(f"the duals of {owners} clients", needed, task.device, remedy)
 
     def init(self, params: Params, num_clients: int) -> State:
         precision = zip_map(lambda p: torch.full_like(p, self.prior), params)
         return State(params, precision, params, ClientMemory.blank(Factor.flat(params)))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
-        rho = self._rho(cohort)
-        duals = [state.duals[n] for n in cohort.members]
-        slopes = [dual.slope(state.params, state.origin) for dual in duals]
+        rho, duals = self._rho(cohort), [state.duals[n] for n in cohort.members]
         samples = [cohort.server.sizes[n] / (self.temperature * rho) for n in cohort.members]
-        own = Own(
-            next(iter(state.params.values())).new_tensor(samples),
-            {name: torch.stack([one[name] for one in slopes]) / rho for name in state.params},
-            {name: torch.stack([one.precision[name] for one in duals]) / rho for name in state.params},
-        )
-        return Context(state.params, state.precision, own)
+        return cavity.broadcast(Diagonal(state.params, state.precision), state.origin, duals, samples, rho)
 
     def penalty(self, context: Context) -> Quadratic:
-        prior, own = self._prior(context), context.own
-        return Quadratic(prior.mean, zip_map(lambda a: a / own.samples, prior.precision))
+        return cavity.pull(context, self.prior)
 
     def rule(self, training: Training, context: Context) -> Ivon:
-        own: Own = context.own
-        prior = zip_map(lambda a: a / own.samples, self._prior(context).precision)
-        start = zip_map(lambda a: (a / own.samples).clamp(min=self.curvature_start), own.precision)
-        scale, decays = self.curvature_start, (self.gradient_decay, self.curvature_decay)
-        return Ivon(training, own.samples, prior, start, scale, *decays)
+        decays = self.gradient_decay, self.curvature_decay
+        return cavity.ivon(training, context, self.prior, self.curvature_start, decays)
 
     def report(self, local: Local, context: Context) -> Report:
-        own: Own = context.own
-        prior, curvature = self._prior(context).precision, local.rule_state.curvature
-        return Report(local.params, zip_map(lambda c, h: c + own.samples * h, prior, curvature))
+        return cavity.found(local.params, local.rule_state.curvature, context, self.prior)
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         rho, owners = self._rho(cohort), _owners(cohort.server)
@@ -184,28 +145,22 @@ class BayesADMM(Method):
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         return [Diagonal(*report) for report in reports]
 
+    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior:
+        return OwnPosterior(Diagonal(state.params, state.precision), prior=self.prior)
+
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
         context = self.broadcast(before, cohort)
         taken = [context.of_member(position).own.precision for position in range(len(cohort.members))]
-        server = flatten(after.precision).double()
-        rows = [after.duals[n].precision for n in cohort.members]
         return {
-            "precision_mean": float(server.mean()),
-            "precision_min": float(server.min()),
-            "precision_max": float(server.max()),
+            **cavity.of_precision(after.precision),
             "prior_clips": [float(clips(before.precision, one, self.prior)) for one in taken],
-            "duals_negative": [float(sum(int((v < 0).sum()) for v in row.values())) for row in rows],
+            "duals_negative": cavity.negatives([after.duals[n] for n in cohort.members]),
         }
 
     def _rho(self, cohort: Cohort) -> float:
         return 1 / _owners(cohort.server) if self.rho is None else self.rho
-
-    def _prior(self, context: Context) -> Diagonal:
-        """What the client is pulled to: the server's posterior without its own dual over rho."""
-        own: Own = context.own
-        return quotient(Diagonal(context.start, context.shared), own.slope, own.precision, self.prior)
 
 
 def _owners(server: Server) -> int:

@@ -27,6 +27,7 @@ from fl_lightning.data.heterogeneity import label_distance
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.functional import train_one
 from fl_lightning.errors import Diverged, require
+from fl_lightning.inputs import named
 from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, all_finite, average
 from fl_lightning.training import Training
@@ -119,9 +120,9 @@ class DataSharing(Method):
         return Context(state.params, self._shared_samples(len(cohort.server.holdout)))
 
     def report(self, local: Local, context: Context) -> Report:
-        labels = local.data.dataset.train_y[local.data.indices]
+        labels = local.data.dataset.strata.to(local.data.indices.device)[local.data.indices]
         own = labels[: len(labels) - context.shared]
-        own_labels, all_labels = (part.bincount(minlength=local.data.dataset.num_classes) for part in (own, labels))
+        own_labels, all_labels = (part.bincount(minlength=local.data.dataset.num_strata) for part in (own, labels))
         return Report(local.params, tuple(own_labels.tolist()), tuple(all_labels.tolist()))
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
@@ -170,6 +171,7 @@ def _draw(size: int, number: int, seed: int, client: int) -> Tensor:
 
 
 def _bytes_per_sample(dataset: Dataset) -> int:
-    """Bytes as they are, every other number as float32, and so the label."""
-    per_number = 4 if dataset.train_x.is_floating_point() else dataset.train_x.element_size()
-    return math.prod(dataset.shape) * per_number + 4
+    """Bytes as they are, every other number as float32, and so the targets."""
+    inputs = [x[0] for x in named(dataset.train_x, "").values()]
+    sizes = [x.numel() * (1 if x.dtype == torch.uint8 else 4) for x in inputs]
+    return sum(sizes) + 4 * dataset.train_y[0].numel()

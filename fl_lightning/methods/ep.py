@@ -36,24 +36,24 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
+from fl_lightning import cavity
 from fl_lightning.batching import couples_samples
+from fl_lightning.cavity import Report
 from fl_lightning.client_memory import ClientMemory
 from fl_lightning.curvature.epoch_samples import EpochSamples
 from fl_lightning.curvature.fisher import diagonal_fisher
 from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.quotient import Factor, change, clips, quotient
-from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
+from fl_lightning.gaussian.quotient import Factor, change, clips
+from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server, Step
 from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zeros, zip_map
 from fl_lightning.penalty import Quadratic, overshoot_advice
 from fl_lightning.rules.implicit import ImplicitPenalty
-from fl_lightning.rules.ivon import Ivon, require_own_momentum
+from fl_lightning.rules.ivon import require_own_momentum, require_settings
 from fl_lightning.rules.rule import Rule
 from fl_lightning.rules.usual import usual
-from fl_lightning.system import memory as machine
 from fl_lightning.task import Weights
 from fl_lightning.training import Training, require_samples_of_sgd, require_sgd
 
@@ -72,27 +72,6 @@ class State(NamedTuple):
     precision: Params
     origin: Params
     factors: ClientMemory[Factor] | tuple[()]
-
-
-class Own(NamedTuple):
-    """What a client knows by itself.
-
-    Attributes:
-        samples: m_n.
-        slope: V_n (mu_S - x_0) - v_n, from its memory, or its share of the whole, and what it is sent.
-        precision: V_n.
-    """
-
-    samples: Tensor
-    slope: Params
-    precision: Params
-
-
-class Report(NamedTuple):
-    """The tilted posterior: y_n and P_n, from which the server knows the change of the factor."""
-
-    params: Params
-    precision: Params
 
 
 @dataclass(frozen=True)
@@ -143,17 +122,14 @@ class EP(Method):
             f"method.damping must lie in (0, 1], or be null for 1 / clients, got {damping}",
         )
         require(0 <= self.prior < infinity, f"method.prior must be finite and >= 0, got {self.prior}")
-        for name in ("temperature", "scale", "curvature_start"):
+        for name in ("temperature", "scale"):
             value = getattr(self, name)
             require(0 < value < infinity, f"method.{name} must be finite and > 0, got {value}")
         for name in ("floor", "shrinkage"):
             value = getattr(self, name)
             require(0 <= value < infinity, f"method.{name} must be finite and >= 0, got {value}")
         require(self.burn_in >= 0, f"method.burn_in must be at least 0, got {self.burn_in}")
-        require(0 <= self.gradient_decay < 1, f"method.gradient_decay must lie in [0, 1), got {self.gradient_decay}")
-        require(
-            0 <= self.curvature_decay <= 1, f"method.curvature_decay must lie in [0, 1], got {self.curvature_decay}"
-        )
+        require_settings(self.curvature_start, self.gradient_decay, self.curvature_decay)
 
     def check(self, training: Training, server: Server) -> None:
         task = server.task
@@ -174,11 +150,6 @@ class EP(Method):
         elif self.prior_step == "implicit":
             why = "method.prior_step implicit ends a step of SGD"
             require_sgd(training, why, "use --method.prior_step explicit, or set --training.optimiser sgd")
-        if self.memory == "ep":
-            owners = sum(size > 0 for size in server.sizes)
-            needed = 2 * owners * task.num_params * task.dtype.itemsize
-            remedy = "use fewer data.clients, a smaller model or --method.memory sep"
-            machine.require_room(f"the factors of {owners} clients", needed, task.device, remedy)
 
     def init(self, params: Params, num_clients: int) -> State:
         precision = zip_map(lambda p: torch.full_like(p, self.prior), params)
@@ -187,27 +158,17 @@ class EP(Method):
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         factors = [self._factor(state, n, share) for n, share in zip(cohort.members, cohort.shares, strict=True)]
-        slopes = [factor.slope(state.params, state.origin) for factor in factors]
-        own = Own(
-            next(iter(state.params.values())).new_tensor([float(cohort.server.sizes[n]) for n in cohort.members]),
-            {name: torch.stack([one[name] for one in slopes]) for name in state.params},
-            {name: torch.stack([one.precision[name] for one in factors]) for name in state.params},
-        )
-        return Context(state.params, state.precision, own)
+        samples = [cohort.server.sizes[n] / self.temperature for n in cohort.members]
+        return cavity.broadcast(Diagonal(state.params, state.precision), state.origin, factors, samples)
 
     def penalty(self, context: Context) -> Quadratic:
-        cavity, own = self._cavity(context), context.own
-        return Quadratic(cavity.mean, zip_map(lambda a: a * (self.temperature / own.samples), cavity.precision))
+        return cavity.pull(context, self.prior)
 
     def rule(self, training: Training, context: Context) -> Rule:
-        if self.inference != "vi":
-            explicit = self.prior_step == "explicit"
-            return usual(training) if explicit else ImplicitPenalty(training, self.penalty(context))
-        own: Own = context.own
-        samples = own.samples / self.temperature
-        prior = zip_map(lambda a: a / samples, self._cavity(context).precision)
-        start = zip_map(lambda a: (a / samples).clamp(min=self.curvature_start), own.precision)
-        return Ivon(training, samples, prior, start, self.curvature_start, self.gradient_decay, self.curvature_decay)
+        if self.inference == "vi":
+            decays = self.gradient_decay, self.curvature_decay
+            return cavity.ivon(training, context, self.prior, self.curvature_start, decays)
+        return usual(training) if self.prior_step == "explicit" else ImplicitPenalty(training, self.penalty(context))
 
     def trace(self, context: Context) -> Any:
         if self.inference == "samples":
@@ -220,22 +181,21 @@ class EP(Method):
         return zip_map(lambda t, s: t + s * step.fraction, trace, step.squares)
 
     def report(self, local: Local, context: Context) -> Report:
-        own: Own = context.own
-        cavity, samples = self._cavity(context).precision, own.samples / self.temperature
         if self.inference == "vi":
-            tilted = zip_map(lambda c, h: c + samples * h, cavity, local.rule_state.curvature)
-            return Report(local.params, tilted)
+            return cavity.found(local.params, local.rule_state.curvature, context, self.prior)
         if self.inference == "laplace":
             fisher = self._fisher(local)
             level = self.floor * flatten(fisher).mean() if self.floor else 0.0
-            return Report(local.params, zip_map(lambda c, f: c + samples * (f + level), cavity, fisher))
-        identity = zip_map(lambda c: c + samples * self.scale, cavity)
+            return cavity.found(local.params, zip_map(lambda f: f + level, fisher), context, self.prior)
+        same = zip_map(lambda p: torch.full_like(p, self.scale), local.params)
+        identity = cavity.found(local.params, same, context, self.prior)
         if self.inference == "identity" or not bool(local.trace.number):
-            return Report(local.params, identity)
-        found: EpochSamples = local.trace
-        trust = 1 / (1 + (float(found.number) - 1) * self.shrinkage)
-        variance = zip_map(lambda i, v: trust / i.double() + (1 - trust) * v, identity, found.variance())
-        return Report(cast_like(found.mean, local.params), cast_like(zip_map(torch.reciprocal, variance), local.params))
+            return identity
+        samples: EpochSamples = local.trace
+        trust = 1 / (1 + (float(samples.number) - 1) * self.shrinkage)
+        variance = zip_map(lambda i, v: trust / i.double() + (1 - trust) * v, identity.precision, samples.variance())
+        precision = zip_map(torch.reciprocal, variance)
+        return Report(cast_like(samples.mean, local.params), cast_like(precision, local.params))
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         rate, before = self._rate(cohort), Diagonal(state.params, state.precision)
@@ -259,28 +219,27 @@ class EP(Method):
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         return [Diagonal(*report) for report in reports]
 
+    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior:
+        return OwnPosterior(Diagonal(state.params, state.precision), prior=self.prior)
+
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
         context = self.broadcast(before, cohort)
         clipped, stability = [], []
-        for position, n in enumerate(cohort.members):
+        for position in range(len(cohort.members)):
             member = context.of_member(position)
             clipped.append(float(clips(before.precision, member.own.precision, self.prior)))
-            largest = max(float(a.max()) for a in self._cavity(member).precision.values())
-            stability.append(cohort.training.lr * largest * self.temperature / cohort.server.sizes[n])
-        server = flatten(after.precision).double()
-        numbers: dict[str, float | list[float]] = {
-            "precision_mean": float(server.mean()),
-            "precision_min": float(server.min()),
-            "precision_max": float(server.max()),
+            stiffest = max(float(a.max()) for a in cavity.cavity(member, self.prior).precision.values())
+            stability.append(cohort.training.lr * stiffest / float(member.own.samples))
+        numbers = {
+            **cavity.of_precision(after.precision),
             "cavity_clips": clipped,
         }
         if cohort.training.is_sgd:
             numbers |= {"prior_stability": max(stability), "stiffness": stability}
         if isinstance(after.factors, ClientMemory):
-            rows = [after.factors[n].precision for n in cohort.members]
-            numbers["factors_negative"] = [float(sum(int((v < 0).sum()) for v in row.values())) for row in rows]
+            numbers["factors_negative"] = cavity.negatives([after.factors[n] for n in cohort.members])
         return numbers
 
     def advice(self, metrics: Mapping[str, float]) -> str:
@@ -326,8 +285,3 @@ class EP(Method):
         )
         precision = zip_map(lambda s: s - self.prior, state.precision)
         return Factor(zip_map(lambda v: v * share, moment), zip_map(lambda v: v * share, precision))
-
-    def _cavity(self, context: Context) -> Diagonal:
-        """N(c_n, C_n^-1)."""
-        own: Own = context.own
-        return quotient(Diagonal(context.start, context.shared), own.slope, own.precision, self.prior)

@@ -34,6 +34,7 @@ from torch.nn.functional import kl_div, log_softmax, softmax
 
 from fl_lightning import streams
 from fl_lightning.errors import require
+from fl_lightning.likelihoods.likelihood import require_classes
 from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, average, cast_like, flatten, weighted_sum, zeros, zip_map
 from fl_lightning.rules.sgd import sgd
@@ -116,6 +117,7 @@ class FedBE(Method):
     def check(self, training: Training, server: Server) -> None:
         if self.server_epochs == 0:
             return
+        require_classes("the distillation of FedBE", server.task.likelihood)
         require(
             len(server.holdout) > 0,
             "FedBE distils on data of the server, expected data.holdout > 0, got none; use --data.holdout 0.2, "

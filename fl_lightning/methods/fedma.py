@@ -35,10 +35,20 @@ from torch import Tensor, nn
 
 from fl_lightning import streams
 from fl_lightning.client_memory import ClientMemory
-from fl_lightning.errors import require
-from fl_lightning.matching import Matching, Prior, Units, by_class, class_shares, counted, match
+from fl_lightning.likelihoods.likelihood import require_classes
+from fl_lightning.matching import (
+    BIAS_MEAN,
+    Matching,
+    Prior,
+    Units,
+    by_class,
+    class_shares,
+    counted,
+    match,
+    require_settings,
+)
 from fl_lightning.method import Cohort, Context, Local, Method, Server
-from fl_lightning.params import Params, cast_like, count, weighted_sum, zip_map
+from fl_lightning.params import Params, cast_like, count, weighted_sum
 from fl_lightning.training import Training
 from fl_lightning.wide import (
     check_room,
@@ -47,14 +57,13 @@ from fl_lightning.wide import (
     layer_in_use,
     layers_of,
     live_units,
-    own_weights,
     pairs,
+    require_growth,
     restricted,
+    stacked_starts,
     widened,
+    widths,
 )
-
-# The prior's mean of a bias; that of a weight is 0.
-BIAS_MEAN = 0.1
 
 
 class Row(NamedTuple):
@@ -109,32 +118,26 @@ class FedMa(Method):
     growth: float = 4.0
 
     def __post_init__(self) -> None:
-        for name in ("sigma", "sigma0", "gamma"):
-            value = getattr(self, name)
-            require(0 < value < float("inf"), f"method.{name} must be finite and > 0, got {value}")
-        require(self.sweeps >= 0, f"method.sweeps must be at least 0, got {self.sweeps}")
-        require(1 <= self.growth < float("inf"), f"method.growth must be at least 1, got {self.growth}")
+        require_settings(self.sigma, self.sigma0, self.gamma, self.sweeps)
+        require_growth(self.growth)
 
     def network(self, module: nn.Module) -> nn.Module:
         return widened(module, self.growth, convolutions=True, method="fedma")
 
     def check(self, training: Training, server: Server) -> None:
+        require_classes("fedma", server.task.likelihood)
         check_wide("fedma", server.task, server.holdout)
 
     def init(self, params: Params, num_clients: int) -> State:
         output = params[layers_of(params)[-1].bias]
-        units = tuple(torch.arange(number, device=output.device) for number in live_units(params))
-        return State(params, 0, ClientMemory.blank(Row(params, units, torch.zeros_like(output))))
+        return State(params, 0, ClientMemory.blank(Row(params, live_units(params), torch.zeros_like(output))))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         starts = [self._start(state, n) for n in cohort.members]
         numbers = [self._numbers(state, n, start) for n, start in zip(cohort.members, starts, strict=True)]
-        if self.own_init and cohort.round == 1:
-            starts = [
-                own_weights(start, cohort.server.seed, n) for n, start in zip(cohort.members, starts, strict=True)
-            ]
+        own_init = self.own_init and cohort.round == 1
         shared = Shared(state.layer, sum(numbers) / len(numbers))
-        return Context(zip_map(lambda *rows: torch.stack(rows), *starts), shared, own_start=True)
+        return Context(stacked_starts(starts, cohort.members, cohort.server.seed, own_init), shared, own_start=True)
 
     def _start(self, state: State, client: int) -> Params:
         if client in state.clients:
@@ -207,11 +210,8 @@ class FedMa(Method):
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
-        rows = [after.clients[n].units for n in after.clients.seen]
-        numbers: dict[str, float | list[float]] = {"matched_layer": float(before.layer + 1)}
-        for number, layer in enumerate(zip(*rows, strict=True)):
-            numbers[f"units_{number + 1}"] = float(torch.cat(layer).max()) + 1
-        return numbers
+        units = widths(after.clients[n].units for n in after.clients.seen)
+        return {"matched_layer": float(before.layer + 1), **units}
 
     def traffic(self, message: Any) -> float:
         """The layer that is matched alone, up before it is and down after it was."""

@@ -74,7 +74,7 @@ from fl_lightning.errors import require
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.merging import Merging, Projection, Solver
 from fl_lightning.gaussian.trust import merged
-from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
+from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server, Step
 from fl_lightning.params import Params, average, flatten, zip_map
 from fl_lightning.penalty import Detached, Linear, Penalty, Sum, overshoot_advice
 from fl_lightning.task import Task
@@ -296,6 +296,11 @@ class Fola(Method):
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         experts = [report.posterior for report in reports]
         return type(experts[0]).damped_experts(experts, cohort.weights, self._merging)
+
+    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior:
+        """Lambda_S as it stands: a mean over samples, but for sums over epochs, steps or rounds, and minibatches."""
+        scale = self._form.per_sample(training, sizes)
+        return OwnPosterior(state.posterior, scale / round if self._accumulates else scale)
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

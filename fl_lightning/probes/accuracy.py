@@ -1,8 +1,10 @@
 """What is measured after every round: GA, LA and their spread, calibration, losses, traffic, time.
 
 GA is the test accuracy of the aggregated model. LA = sum_n p_n (accuracy of client n's model on the global test set),
-after local training and before aggregation; with all clients taking part, p_n = pi_n. NLL, Brier and ECE say how far
-the aggregated model's probabilities can be trusted (`fl_lightning.uncertainty.metrics`). GA_validation is the accuracy
+after local training and before aggregation; with all clients taking part, p_n = pi_n. Of tasks other than
+classification, the metric of the likelihood stands for accuracy, such as R2, and others (RMSE, F1) go by their names.
+NLL, Brier and ECE say how far the aggregated model's probabilities can be trusted
+(`fl_lightning.uncertainty.metrics`); without classes there are no Brier and ECE. GA_validation is the accuracy
 of the aggregated model on training samples that belong to nobody (`data.validation`), if there are any. AE and LF are
 the distances from a reference posterior for which GA and LA stand; see `fl_lightning.probes.reference`. PA is the
 accuracy on the clients' own test sets, see `fl_lightning.probes.personal`.
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.partition import subset_indices
+from fl_lightning.inputs import Inputs, each, part, split
 from fl_lightning.method import Method, task_of
 from fl_lightning.probes.personal import measure as measure_personal
 from fl_lightning.probes.personal import own_score
@@ -33,35 +36,37 @@ from fl_lightning.uncertainty.metrics import Calibration
 # Test samples per forward pass: larger blocks leave the cache of a CPU and are slower.
 BLOCK = 1000
 # What takes a pass over data, by the beginning of its name; a round that is not due has none of it.
-MEASURED = frozenset({"GA", "LA", "NLL", "Brier", "ECE", "PA", "AE", "LF"})
-MEASURED_OF_CLIENTS = frozenset({"accuracy", "distance", "test_samples", "accuracy_before", "accuracy_after"})
+MEASURED = frozenset({"GA", "LA", "NLL", "Brier", "ECE", "PA", "AE", "LF", "RMSE", "F1"})
+MEASURED_OF_CLIENTS = frozenset({"accuracy", "R2", "distance", "test_samples", "accuracy_before", "accuracy_after"})
 
 
 def score(task: Task, models: Sequence[Weights], dataset: Dataset, calibrated: int = 0) -> list[Score]:
-    """Accuracy and NLL of several models on the test set; of the first `calibrated` ones, Brier score and ECE too."""
+    """Metric and NLL of several models on the test set; of the first `calibrated` ones, Brier score and ECE too."""
     return score_on(task, models, dataset, dataset.test_x, dataset.test_y, calibrated)
 
 
 def score_on(
-    task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Tensor, labels: Tensor, calibrated: int = 0
+    task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Inputs, labels: Tensor, calibrated: int = 0
 ) -> list[Score]:
     """The same on any data: every block of them is prepared once and shown to all models."""
-    inputs, labels = inputs.to(task.device), labels.to(task.device)
-    correct = torch.zeros(len(models), dtype=torch.float64, device=task.device)
-    nll = torch.zeros_like(correct)
+    inputs, labels = each(lambda x: x.to(task.device), inputs), labels.to(task.device)
+    likelihood = task.likelihood
+    tallies: list[Tensor | None] = [None] * len(models)
+    nll = torch.zeros(len(models), dtype=torch.float64, device=task.device)
     sums: dict[int, Calibration] = {}
     activity.say(f"measuring {len(models)} model{'s' * (len(models) > 1)}")
     with task.evaluating():
-        for raw, y in zip(torch.split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True):
-            x = dataset.inputs(raw, task.dtype)
+        for raw, stored in zip(split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True):
+            x, y = dataset.inputs(raw, task.dtype), dataset.targets(stored, task.dtype)
             for index, weights in enumerate(models):
                 logits = task.logits(weights, x)
-                correct[index] += (logits.argmax(1) == y).sum()
-                nll[index] += task.likelihood(logits, y, reduction="sum")
-                if index < calibrated:
-                    found = Calibration.of(logits, y)
-                    sums[index] = sums[index].plus(found) if index in sums else found
-    scores = [Score(float(c) / len(labels), float(n) / len(labels)) for c, n in zip(correct, nll, strict=True)]
+                found, before = likelihood.tally(logits, y), tallies[index]
+                tallies[index] = found if before is None else before + found
+                nll[index] += likelihood(logits, y, reduction="sum")
+                if index < calibrated and (classes := likelihood.as_classes(logits, y)) is not None:
+                    block = Calibration.of(*classes)
+                    sums[index] = sums[index].plus(block) if index in sums else block
+    scores = [_scored(task, tally, labels, float(n)) for tally, n in zip(tallies, nll, strict=True)]
     numbers = {index: found.metrics() for index, found in sums.items()}
     return [
         one._replace(brier=numbers[i]["Brier"], ece=numbers[i]["ECE"]) if i in numbers else one
@@ -69,10 +74,16 @@ def score_on(
     ]
 
 
+def _scored(task: Task, tally: Tensor | None, labels: Tensor, nll: float) -> Score:
+    assert tally is not None, "nothing to measure on"
+    found = dict(task.likelihood.metrics(tally, labels))
+    return Score(found.pop(task.likelihood.metric), nll / len(labels), others=found or None)
+
+
 def score_at(task: Task, model: Weights, dataset: Dataset, places: Tensor) -> Score:
     """One model on some samples of the training set."""
-    places = places.to(dataset.train_x.device)
-    (found,) = score_on(task, [model], dataset, dataset.train_x[places], dataset.train_y[places])
+    places = places.to(dataset.train_y.device)
+    (found,) = score_on(task, [model], dataset, part(dataset.train_x, places), dataset.train_y[places])
     return found
 
 
@@ -80,8 +91,8 @@ def score_local(task: Task, models: Sequence[Weights], dataset: Dataset, evaluat
     """The clients' models on the test set, or on the share of it that is theirs."""
     if evaluation.local_share == 1:
         return score(task, models, dataset)
-    places = subset_indices(dataset.test_y, evaluation.local_share).to(dataset.test_x.device)
-    return score_on(task, models, dataset, dataset.test_x[places], dataset.test_y[places])
+    places = subset_indices(dataset.test_strata, evaluation.local_share).to(dataset.test_y.device)
+    return score_on(task, models, dataset, part(dataset.test_x, places), dataset.test_y[places])
 
 
 def as_if_not_due(found: Measurement) -> Measurement:
@@ -165,7 +176,7 @@ def measure(
         later |= personal
         distances = _distances(reference, server, record, evaluation) if reference is not None else []
         others = _own_metrics(task, server, dataset)
-        metrics, measured = _accuracies(scores, weights)
+        metrics, measured = _accuracies(scores, weights, task.likelihood.metric)
     seconds_evaluation = time.perf_counter() - start
     diagnosis = method.diagnose(record.before.state, record.cohort, record.reports, record.after.state)
     metrics |= {
@@ -206,6 +217,12 @@ def measure(
     return Measurement(metrics, clients)
 
 
+def _trust(server: Score) -> dict[str, float]:
+    """What else is measured of the server's model."""
+    calibration = {} if server.brier is None or server.ece is None else {"Brier": server.brier, "ECE": server.ece}
+    return {"NLL": server.nll, **calibration, **(server.others or {})}
+
+
 def _scores(task: Task, server: Weights, dataset: Dataset, record: RoundRecord, evaluation: Evaluation) -> list[Score]:
     """Of the server's model, then of the clients', if they are wanted; those that are known are not measured again."""
     known = [result.score for result in record.clients if result.score is not None]
@@ -219,16 +236,17 @@ def _scores(task: Task, server: Weights, dataset: Dataset, record: RoundRecord, 
     return score(task, [server, *models], dataset, calibrated=1)
 
 
-def _accuracies(scores: Sequence[Score], weights: Sequence[float]) -> tuple[dict[str, float], dict[str, list[Any]]]:
-    """GA, LA and its spread, calibration; and the accuracy of every client's model."""
+def _accuracies(
+    scores: Sequence[Score], weights: Sequence[float], metric: str
+) -> tuple[dict[str, float], dict[str, list[Any]]]:
+    """GA, LA and its spread, calibration; and the accuracy, or the metric of the task, of every client's model."""
     local = [one.accuracy for one in scores[1:]]
     metrics = {"GA": scores[0].accuracy}
     if local:
         quantiles = torch.tensor(local, dtype=torch.float64).quantile(torch.linspace(0, 1, 5, dtype=torch.float64))
         metrics["LA"] = _mean(local, weights)
         metrics |= zip(("LA_min", "LA_q25", "LA_median", "LA_q75", "LA_max"), quantiles.tolist(), strict=True)
-    metrics |= {"NLL": scores[0].nll, "Brier": scores[0].brier or 0.0, "ECE": scores[0].ece or 0.0}
-    return metrics, {"accuracy": local} if local else {}
+    return metrics | _trust(scores[0]), {metric: local} if local else {}
 
 
 def _distances(reference: Reference, server: Weights, record: RoundRecord, evaluation: Evaluation) -> list[float]:
@@ -246,10 +264,8 @@ def _own_metrics(task: Task, server: Weights, dataset: Dataset) -> dict[str, flo
     if task.step is None:
         return {}
     places = torch.split(torch.arange(len(dataset.test_y), device=dataset.test_y.device), BLOCK)
-    batches = (
-        (dataset.inputs(dataset.test_x[i].to(task.device), task.dtype), dataset.test_y[i].to(task.device))
-        for i in places
-    )
+    x, y = dataset.to(task.device).test_x, dataset.test_y.to(task.device)
+    batches = ((dataset.inputs(part(x, i), task.dtype), dataset.targets(y[i], task.dtype)) for i in places)
     with task.evaluating():
         return task.step.metrics({**server.params, **server.buffers}, batches)
 

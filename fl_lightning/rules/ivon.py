@@ -92,6 +92,14 @@ class Ivon(Rule):
         return moved, State(gradient, curvature)
 
 
+def require_settings(curvature_start: float, gradient_decay: float, curvature_decay: float) -> None:
+    """Refuse values with which the rule does not work; a method's fields have these names."""
+    start, infinity = curvature_start, float("inf")
+    require(0 < start < infinity, f"method.curvature_start must be finite and > 0, got {start}")
+    require(0 <= gradient_decay < 1, f"method.gradient_decay must lie in [0, 1), got {gradient_decay}")
+    require(0 <= curvature_decay <= 1, f"method.curvature_decay must lie in [0, 1], got {curvature_decay}")
+
+
 def require_own_momentum(training: Training) -> None:
     """Refuse settings of SGD that the rule has in another form."""
     require_sgd(training, "IVON is an optimiser by itself")

@@ -18,10 +18,13 @@ from torch import Tensor
 from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import SERVER, ClientData
+from fl_lightning.data.shares import sizes_of
+from fl_lightning.method import OwnPosterior
+from fl_lightning.record import Snapshot
 from fl_lightning.runs.track import TIMES
 from fl_lightning.system.atomic import write_atomically
 from fl_lightning.task import Task, Weights
-from fl_lightning.uncertainty import curvature, file, prior, shifted
+from fl_lightning.uncertainty import curvature, file, own, prior, shifted
 from fl_lightning.uncertainty.measure import Arrays, measure
 from fl_lightning.uncertainty.posterior import Member, Posterior, Scaling, build
 
@@ -41,6 +44,7 @@ class Situation(NamedTuple):
         holdout: Samples of the server.
         weights: The final model.
         members: The models of the ensemble, possibly none.
+        own: The posterior that the method itself keeps, if it does and somebody asks for it.
     """
 
     task: Task
@@ -49,6 +53,13 @@ class Situation(NamedTuple):
     holdout: Tensor
     weights: Weights
     members: Sequence[Member]
+    own: OwnPosterior | None = None
+
+
+def kept_by_method(config: RunConfig, now: Snapshot, clients: Sequence[Tensor]) -> OwnPosterior | None:
+    """The posterior that the method itself keeps after a round, if it keeps any."""
+    training = config.method.adapt(config.training)
+    return config.method.posterior(now.state, max(1, now.round), training, sizes_of(clients))
 
 
 def check(config: RunConfig, now: Situation) -> None:
@@ -58,6 +69,8 @@ def check(config: RunConfig, now: Situation) -> None:
         return
     _strange(config, now)
     curvature.check(now.task, now.weights, _client_data(now)[0], settings.form)
+    if settings.source != "final_round":
+        own.check(config.names["method"], now.own, settings)
     held = held_out(now)
     if settings.prior_precision == "holdout" and held is None:
         prior.tuned(Posterior(now.task, now.weights, settings.form, (), 1, 0.0), settings, None)  # says what is missing
@@ -86,7 +99,12 @@ def posterior_at(config: RunConfig, now: Situation) -> tuple[Posterior, dict[str
     """The posterior at a model, with the prior that the settings ask for, and numbers about itself."""
     settings = config.uncertainty
     clients = _client_data(now)
-    pooled = curvature.final_round(now.task, now.weights, clients, settings.form, settings.slopes)
+    if settings.source == "final_round":
+        pooled = curvature.final_round(now.task, now.weights, clients, settings.form, settings.slopes)
+    else:
+        own.check(config.names["method"], now.own, settings)
+        assert now.own is not None
+        pooled = own.pooled(now.own, now.task, now.weights, clients)
     one = clients[0].fetch(clients[0].indices[:1])[0]
     found = build(now.task, now.weights, settings.form, pooled, one)
     found = replace(
@@ -96,14 +114,15 @@ def posterior_at(config: RunConfig, now: Situation) -> tuple[Posterior, dict[str
         seed=config.seed,
         draws=settings.draws,
         glm_draws=settings.glm_draws,
+        source=settings.source,
     )
-    found = prior.tuned(found, settings, held_out(now))
+    found = prior.tuned(found, settings, held_out(now), now.own.prior if now.own is not None else None)
     numbers = {
         "posterior/prior_precision": found.prior_precision,
         "posterior/train_loss": found.loss,
         "posterior/bytes_up": float(BYTES_PER_NUMBER * pooled.sent),
     }
-    if found.prior_precision > 0:
+    if found.prior_precision > 0 and settings.source != "ep":  # whose prior is around the initial weights
         numbers["posterior/log_marginal_likelihood"] = found.log_marginal_likelihood()
     if found.logit_temperature is not None:
         numbers["posterior/logit_temperature"] = found.logit_temperature

@@ -17,11 +17,14 @@ from typing import Any
 from fl_lightning import discovery
 from fl_lightning.config import RunConfig
 from fl_lightning.data import augment, partition
+from fl_lightning.data.readers import fingerprint
 from fl_lightning.loop import VERSION as LOOP_VERSION
 from fl_lightning.runs import checkpoint
 
 # Where the data lie says nothing about the result.
 PLACES = frozenset({"data.root"})
+# A setting that names a file of weights.
+WEIGHTS = "model.weights"
 # Settings that name the folder of another run.
 RUNS = ("probe.reference", "federation.start")
 
@@ -79,6 +82,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     settings = {key: value for key, value in config.varied().items() if key not in PLACES}
     if (content := config.source.fingerprint()) is not None:  # what a file holds counts, not where it lies
         settings |= {"data.path": None, "data content": content}
+    if (weights := settings.get(WEIGHTS)) is not None:  # the same of a file of weights
+        settings[WEIGHTS] = fingerprint.of_files({"": Path(weights).expanduser()})
     for key in RUNS:
         if key in settings:  # which run it is counts, not where it lies
             settings[key] = checkpoint.identity_of(Path(settings[key]))

@@ -26,6 +26,7 @@ DISPLAY = {
     "feddyn": "FedDyn",
     "fedep": "FedEP",
     "fedexp": "FedExP",
+    "fedivon": "FedIvon",
     "fedlap": "FedLap",
     "fedlap_cov": "FedLap-Cov",
     "fednova": "FedNova",

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fl_lightning.curvature import gauss_newton
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import SERVER, ClientData
 from fl_lightning.errors import require
 from fl_lightning.gaussian.form import Gaussian
+from fl_lightning.likelihoods.likelihood import require_curvature
 from fl_lightning.method import Method, task_of
 from fl_lightning.params import Params
 from fl_lightning.probes.reference import Pooled, Posterior, Reference
@@ -43,7 +43,7 @@ def load_reference(settings: Probe, task: Task, dataset: Dataset, clients: Seque
         )
         assert posterior is not None
         return Posterior(_at(posterior, task).with_mean(weights.params))
-    gauss_newton.require_cross_entropy(task)
+    require_curvature(task.likelihood)
     pooled = torch.cat(list(clients)).sort().values.to(task.device)
     return Pooled(task, weights, ClientData(SERVER, dataset.to(task.device), pooled, task.dtype))
 

@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
     def task(self) -> Task:
         """A task of its own for every run: engines work on its model."""
-        return Task(deepcopy(self.model))
+        return Task(deepcopy(self.model), self.dataset.likelihood)
 
     def changed(self, **changes: Any) -> "Case":
         """The case with other settings: each goes to Training, Federation or the case, wherever the field is."""

@@ -48,7 +48,7 @@ def loads_the_same(source: Source, dataset: Dataset) -> None:
 
 def can_be_divided(dataset: Dataset) -> None:
     """Every sample goes to exactly one client."""
-    clients = partition(dataset.train_y, Split(clients=3, alpha=1.0), seed=0)
+    clients = partition(dataset.strata, Split(clients=3, alpha=1.0), seed=0)
     expect(
         torch.equal(torch.cat(list(clients)).sort().values, torch.arange(len(dataset.train_y))),
         "a partition over three clients loses samples or gives them away twice",

@@ -36,6 +36,13 @@ class Features(NamedTuple):
         """Its diagonal, samples x classes."""
         return (self.slopes.square() * self._weights(inverse)).sum(2)
 
+    def variances(self, inverses: Tensor) -> Tensor:
+        """The same for several P, stacked: several x samples x classes."""
+        squares, inverses = self.slopes.square(), inverses.to(self.slopes.dtype)
+        if self.squares is None:
+            return torch.einsum("bkd,gd->gbk", squares, inverses.flatten(1))
+        return torch.einsum("bkr,gbr->gbk", squares, torch.einsum("bc,grc->gbr", self.squares, inverses))
+
     def _weights(self, inverse: Tensor) -> Tensor:
         if self.squares is None:
             return inverse.to(self.slopes.dtype).reshape(1, 1, -1)

@@ -56,16 +56,21 @@ def final_round(task: Task, weights: Weights, clients: Sequence[ClientData], for
     for number, data in enumerate(clients):
         activity.say(f"final round, {number} of {len(clients)} clients")
         message = of_client(task, weights, data, form, slopes)
-        losses += _loss(task, weights, data)
+        losses += total_loss(task, weights, data)
         sent += sum(_size(value) for value in message.values()) + 1
         shares = [len(data) / total] if not messages else [1.0, len(data) / total]
         messages = [weighted_sum([*messages, message], shares)]
-    for name, value in messages[0].items():
+    require_finite(messages[0])
+    return Pooled(messages[0], losses / total, total, sent)
+
+
+def require_finite(curvature: Params) -> None:
+    """Refuse a curvature from which no posterior can be made."""
+    for name, value in curvature.items():
         require(
             bool(torch.isfinite(value).all()),
             f"the curvature at the final model is not finite ({name}): training has diverged; lower training.lr",
         )
-    return Pooled(messages[0], losses / total, total, sent)
 
 
 def check(task: Task, weights: Weights, data: ClientData, form: Form) -> None:
@@ -154,7 +159,7 @@ def _recorded(task: Task, weights: Weights, x: Tensor) -> layers.Recording:
         task.model.train(was_training)
 
 
-def _loss(task: Task, weights: Weights, data: ClientData) -> float:
+def total_loss(task: Task, weights: Weights, data: ClientData) -> float:
     """The sum of the losses of all samples."""
     with task.evaluating():
         return sum(float(task.likelihood(task.logits(weights, x), y, reduction="sum")) for x, y in data.blocks())

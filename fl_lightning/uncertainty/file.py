@@ -35,6 +35,8 @@ NUMBERS = (
     "draws",
     "glm_draws",
 )
+# Files of earlier versions do not say it: there was one.
+SOURCE = "source"
 
 
 def save(posterior: Posterior, path: Path | str) -> Path:
@@ -51,7 +53,7 @@ def save(posterior: Posterior, path: Path | str) -> Path:
         tensors |= {f"member.{place}.{name}": value for name, value in weights.params.items()}
         tensors |= {f"member_buffer.{place}.{name}": value for name, value in weights.buffers.items()}
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    about = {name: getattr(posterior, name) for name in NUMBERS}
+    about = {name: getattr(posterior, name) for name in (*NUMBERS, SOURCE)}
     about |= {"blocks": blocks, "scaling": posterior.scaling, "shares": [share for _, share in posterior.members]}
     header = {"format": FORMAT, "about": json.dumps(about), "tensors": str(checksum(tensors))}
     write_atomically(path, as_bytes(tensors, metadata={**header, "checksum": seal(header)}))
@@ -94,7 +96,7 @@ def load(path: Path | str, model: nn.Module | Task) -> Posterior:
         for place, share in enumerate(about["shares"])
     )
     scaling = Scaling(*(tuple(values) for values in about["scaling"]))
-    numbers = {name: about[name] for name in NUMBERS}
+    numbers = {name: about[name] for name in (*NUMBERS, SOURCE) if name in about or name != SOURCE}
     return Posterior(task, weights("mean.", "buffer."), blocks=blocks, members=members, scaling=scaling, **numbers)
 
 

@@ -28,7 +28,7 @@ from fl_lightning.uncertainty import predictive
 from fl_lightning.uncertainty.blocks import Block, dense_block, diagonal_block, kron_block
 from fl_lightning.uncertainty.curvature import INPUTS, MATRIX, SLOPES, Pooled
 from fl_lightning.uncertainty.predictive import Prediction
-from fl_lightning.uncertainty.settings import Form
+from fl_lightning.uncertainty.settings import Form, Source
 from fl_lightning.uncertainty.slopes import last_call, linearise
 
 
@@ -65,6 +65,7 @@ class Posterior:
         seed: Key of all draws.
         draws: How many draws of the network `nn` takes.
         glm_draws: How many of the logits `glm_mc` takes.
+        source: Where H is from.
     """
 
     task: Task
@@ -81,6 +82,7 @@ class Posterior:
     seed: int = 0
     draws: int = 30
     glm_draws: int = 100
+    source: Source = "final_round"
 
     def with_prior(self, prior_precision: float) -> Self:
         """The same with another prior, which costs nothing.

@@ -22,6 +22,7 @@ from torch import Tensor
 from fl_lightning import streams
 from fl_lightning.errors import require
 from fl_lightning.task import Weights
+from fl_lightning.uncertainty.blocks import DenseBlock
 from fl_lightning.uncertainty.slopes import linearise
 
 if TYPE_CHECKING:
@@ -180,9 +181,12 @@ def _block_size(posterior: "Posterior", x: Tensor, kinds: Sequence[str]) -> int:
     if not {"probit", "glm_mc"} & set(kinds):
         return MOST_SAMPLES
     linear = linearise(posterior.task, posterior.weights, x[:1], last_only=posterior.form == "last_layer")
-    widest = max((block.spectrum.numel() for block in posterior.blocks), default=1)
-    places = [layer.slopes.numel() for layer in linear.layers.values()]
-    outer = [layer.rows.shape[1] > 1 for layer in linear.layers.values()]
-    dense = posterior.form in ("full", "last_layer")
-    numbers = sum(places) + (widest * linear.logits.shape[1] if dense or any(outer) else 0)
+    kept = sum(layer.slopes.numel() for layer in linear.layers.values())
+    # Where a Jacobian is a sum over places, or has to be turned as a whole, it is formed after all.
+    formed = [
+        block.spectrum.numel()
+        for block in posterior.blocks
+        if isinstance(block, DenseBlock) or linear.layers[block.weight].rows.shape[1] > 1
+    ]
+    numbers = kept + sum(formed) * linear.logits.shape[1]
     return max(1, min(MOST_SAMPLES, LARGEST_BLOCK // max(1, numbers)))

@@ -21,13 +21,14 @@ GRID = tuple(10 ** (step / 5) for step in range(-20, 21))
 BLOCK = 100
 
 
-def tuned(posterior: Posterior, settings: Uncertainty, held: ClientData | None) -> Posterior:
+def tuned(posterior: Posterior, settings: Uncertainty, held: ClientData | None, own: float | None = None) -> Posterior:
     """The posterior with the prior precision that the settings ask for, and the temperature of the mean's logits.
 
     Args:
         posterior: With any prior.
         settings: Which precision.
         held: Samples that no client has trained on, if there are any.
+        own: The precision of the method's own prior, if the posterior has one: it is the usual choice then.
     """
     posterior = replace(posterior, temperature=settings.temperature)
     held = held if held is not None and len(held) else None
@@ -36,6 +37,8 @@ def tuned(posterior: Posterior, settings: Uncertainty, held: ClientData | None) 
         posterior = replace(posterior, logit_temperature=best_temperature(logits, labels))
     if not isinstance(settings.prior_precision, str):
         return posterior.with_prior(float(settings.prior_precision))
+    if settings.prior_precision == "auto" and own is not None:
+        return posterior.with_prior(own)
     by_holdout = settings.prior_precision == "holdout" or (settings.prior_precision == "auto" and held is not None)
     if not by_holdout:
         return posterior.with_prior(by_marginal_likelihood(posterior))
@@ -55,7 +58,8 @@ def by_marginal_likelihood(posterior: Posterior, grid: Sequence[float] = GRID) -
 
 def by_holdout_nll(posterior: Posterior, held: ClientData, grid: Sequence[float] = GRID) -> float:
     """The precision of the grid with the smallest NLL of the probit prediction; held-out data are linearised once."""
-    inverses = [posterior.with_prior(tau).inverses() for tau in grid]
+    columns = zip(*(posterior.with_prior(tau).inverses() for tau in grid), strict=True)
+    inverses = [torch.stack(column).to(posterior.task.dtype) for column in columns]
     nll = torch.zeros(len(grid), dtype=torch.float64)
     seen = 0
     for x, y in held.blocks(BLOCK):
@@ -63,11 +67,10 @@ def by_holdout_nll(posterior: Posterior, held: ClientData, grid: Sequence[float]
         seen += len(y)
         linear = linearise(posterior.task, posterior.weights, x, last_only=posterior.form == "last_layer")
         features = [block.features(linear.layers) for block in posterior.blocks]
-        for place, inverse in enumerate(inverses):
-            variance = sum(f.variance(i).double() for f, i in zip(features, inverse, strict=True))
-            assert isinstance(variance, Tensor)
-            logs = log_probit(linear.logits, variance)
-            nll[place] -= logs.gather(1, y[:, None]).sum().cpu()
+        variances = sum(f.variances(i).double() for f, i in zip(features, inverses, strict=True))
+        assert isinstance(variances, Tensor)
+        for place, variance in enumerate(variances):
+            nll[place] -= log_probit(linear.logits, variance).gather(1, y[:, None]).sum().cpu()
     return grid[int(nll.argmin())]
 
 

@@ -10,6 +10,7 @@ Form = Literal["diagonal", "kron", "last_layer", "full"]
 Predictive = Literal["probit", "glm_mc", "nn", "ensemble"]
 PriorChoice = Literal["auto", "holdout", "marglik"]
 Slopes = Literal["exact", "empirical"]
+Source = Literal["final_round", "running", "ep"]
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,16 @@ class Uncertainty:
     Attributes:
         final_round: Whether all clients send the curvature of their data at the final model once more, so that the run
             ends in a posterior: exactly that of the pooled data, whatever the partition.
+        source: Where the curvature is from. final_round: one more round at the final model; running: what fola has
+            accumulated over the rounds, as it stands; ep: the posterior of ep, its named settings and bayes_admm. The
+            latter two cost no round, and have the form in which the method keeps them.
         form: Of the posterior's precision. diagonal; kron: two Kronecker factors per layer; last_layer: the full matrix
             of the last layer, all others without uncertainty; full: the whole matrix, for small models.
         slopes: exact: the Gauss-Newton matrix, one backward pass for each class; empirical: the Fisher with the labels
             that the samples have, for diagonal and kron alone.
         prior_precision: tau of the prior N(0, 1/tau), a number; marglik: the one with the largest marginal likelihood;
             holdout: the one with the smallest NLL on data.validation, or else data.holdout; auto: holdout if there are
-            such data, else marglik. Never the test set.
+            such data, else marglik; with source ep the method's own prior. Never the test set.
         temperature: T of the likelihood: the posterior's precision is m/T H + tau I; below 1 it is the narrower.
         predictive: How predictions are made, beside those of the mean (map) and of its temperature-scaled logits.
             probit: logits that are divided by sqrt(1 + pi/8 variance); glm_mc: draws of the linearised logits; nn:
@@ -38,6 +42,7 @@ class Uncertainty:
     """
 
     final_round: bool = False
+    source: Source = "final_round"
     form: Form = "kron"
     slopes: Slopes = "exact"
     prior_precision: float | PriorChoice = "auto"
@@ -63,4 +68,9 @@ class Uncertainty:
         require(
             self.slopes == "exact" or self.form in ("diagonal", "kron"),
             f"uncertainty.slopes {self.slopes} goes with the forms diagonal and kron, got {self.form}; use exact",
+        )
+        require(
+            self.slopes == "exact" or self.source == "final_round",
+            f"uncertainty.slopes {self.slopes} goes with the source final_round, got {self.source}, whose slopes are "
+            "the method's; leave one out",
         )

@@ -31,7 +31,7 @@ def inputs_of(name: str, dataset: Dataset, root: str | None, dropped: Tensor | N
     Raises:
         UserError: If they do not exist, or are of another shape.
     """
-    known = dataset.test_x
+    known: Tensor = dataset.test_x
     if name == NOISE:
         stream = streams.generator(seed, "ood noise")
         if not known.is_floating_point():

@@ -17,6 +17,21 @@ def test_conditions_and_tuned_settings_are_told_apart():
     assert contests.tuned(table) == ["training.lr"]
 
 
+def test_what_follows_from_a_condition_is_neither_a_condition_nor_tuned():
+    """As a study says by `given`: each data set with a model and a learning rate of its own."""
+    table = runs_table(alphas=(0.01, 1), rounds=1)
+    table["model"] = table["data.alpha"].map({0.01: "mlp", 1: "cnn"})
+    table["model.hidden"] = table["data.alpha"].map({0.01: "[100]"})
+    table["training.lr"] = table["data.alpha"].map({0.01: 0.1, 1: 0.2})
+    assert contests.conditions(table) == ["data.alpha", "model", "model.hidden"]
+    table.attrs |= {"conditions": ["data.alpha"], "given": ["model", "training.lr"]}
+    assert contests.conditions(table) == ["data.alpha"]
+    assert contests.tuned(table) == []
+    table.loc[table.index[0], ["model", "training.lr"]] = ["softmax", 0.3]  # by somebody's flag
+    assert contests.conditions(table) == ["data.alpha", "model"]
+    assert contests.tuned(table) == ["training.lr"]
+
+
 def test_what_makes_a_case_is_not_tuned():
     table = runs_table(rounds=1)
     table["method.curvature"] = table["case"].map({"FOLA": "online"})

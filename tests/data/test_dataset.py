@@ -22,6 +22,7 @@ IMAGES = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
         ((X, Y - 1, X, Y, 3), "got -1 to 1"),
         ((X.numpy(), Y, X, Y, 3), "must be torch tensors, got ndarray"),
         ((X.int(), Y, X, Y, 3), "train_x must hold bytes, floating point numbers or tokens"),
+        ((-1 - X.long().abs(), Y, X.long(), Y, 3), "train_x must hold tokens from 0 on, got -"),
         ((X, Y, X[:, 0], Y, 3), r"test_x must hold .* got torch.float32 of shape \(4,\)"),
         ((X, Y, X[:, :1], Y, 3), r"inputs of one shape and type, got \(2,\) of torch.float32 and \(1,\)"),
         ((X, Y, X.double(), Y, 3), "and .* of torch.float64"),

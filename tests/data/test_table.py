@@ -135,7 +135,11 @@ ENDLESS[9] = np.inf
         ({"outcome": ["a", None] + ["b"] * 58}, {}, "column 'outcome' has no value in row 2"),
         ({"hospital": ["a", None] + ["b"] * 58}, {}, "column 'hospital' has no value in row 2"),
         ({"age": ENDLESS}, {}, "column 'age' is infinite in row 10"),
-        ({"outcome": np.arange(60) / 7}, {}, "column 'outcome' must hold classes, got the fraction 0.142857"),
+        (
+            {"outcome": np.arange(60) / 7},
+            {"task": "classification"},
+            "column 'outcome' must hold classes, got the fraction 0.142857",
+        ),
         ({"outcome": "ill"}, {}, "at least two classes, got 'ill' alone"),
         ({"name": [f"p{i}" for i in range(60)]}, {}, r"'name' holds text with 60 different values.*drop \[name\]"),
         ({"day": pd.Timestamp("2020-01-01")}, {}, r"column 'day' holds datetime64.*drop \[day\]"),

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
+from fl_lightning.cavity import Report
 from fl_lightning.config import configure
 from fl_lightning.errors import UserError
-from fl_lightning.methods.bayes_admm import BayesADMM, Report
+from fl_lightning.methods.bayes_admm import BayesADMM
 from fl_lightning.params import flatten
-from fl_lightning.system import memory
 from tests import references
 from tests.cases import ENGINES, equal_bits, final, largest_difference, ragged
-from tests.methods.test_ep import ORIGIN, SIZES, cohort_of, exact_posterior, quadratics
+from tests.conjugate import ORIGIN, SIZES, cohort_of, distance, exact_posterior, quadratics
 
 
 def exact_round(method, state, members, clients, sizes=SIZES):
@@ -26,11 +26,6 @@ def exact_round(method, state, members, clients, sizes=SIZES):
         moment = moment + (sizes[n] * a * (b - ORIGIN["w"]) / method.temperature - dual.moment["w"]) / rho
         reports.append(Report({"w": ORIGIN["w"] + moment / precision}, {"w": precision}))
     return method.aggregate(state, cohort, reports)
-
-
-def distance(state, target):
-    mean, precision = target
-    return max(float((state.params["w"] - mean).abs().max()), float((state.precision["w"] / precision - 1).abs().max()))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
@@ -179,13 +174,6 @@ def test_diagnostics_count_clips():
         numbers = method.diagnose(last.before.state, last.cohort, last.reports, last.after.state)
         assert (sum(numbers["prior_clips"]) > 0) == some
         assert numbers["precision_min"] >= method.prior
-
-
-def test_refuses_what_does_not_fit_into_memory(monkeypatch):
-    case = ragged()
-    monkeypatch.setattr(memory, "available", lambda device: 4 * 2 * case.task().num_params * 8 - 1)
-    with pytest.raises(UserError, match=r"the duals of 4 clients would take .* of memory, and .* are free; use fewer"):
-        case.run(BayesADMM())
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,16 @@
 """FedDyn against plain loops, and against the minimum that it promises, where clients solve their problem exactly."""
 
-from functools import cache
-
 import pytest
 import torch
 
-from fl_lightning.engines.functional import Functional
-from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.method import Context
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.feddyn import FedDyn, Report
+from fl_lightning.methods.feddyn import FedDyn
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.params import flatten
 from tests import references
-from tests.cases import equal_bits, final, largest_difference, ragged
-
-ENGINES = {"loop": Functional(chunk=1), "vmap": Functional(chunk=8), "lightning": Lightning()}
-SETTINGS = {
-    "full": {},
-    "partial": {"fraction": 0.5, "rounds": 6},
-    "uniform": {"weighting": "uniform"},
-    "partial and uniform": {"fraction": 0.5, "rounds": 6, "weighting": "uniform"},
-    "stragglers": {"straggler_fraction": 0.5, "epochs": 4},
-    "decays and momentum": {"weight_decay": 0.01, "lr_decay": 0.5, "momentum": 0.5},
-}
+from tests.cases import ENGINES, SITUATIONS, equal_bits, final, largest_difference, ragged
+from tests.conjugate import quadratic_clients, run_exactly, solved
 
 
 def run_by_hand(case, cohorts, alpha):
@@ -57,12 +43,8 @@ def run_by_hand(case, cohorts, alpha):
     return history
 
 
-def cohorts_of(records):
-    return [dict(zip(r.cohort.members, r.cohort.epochs, strict=True)) for r in records]
-
-
 def assert_matches(case, records, alpha):
-    for record, (x, h, g, _) in zip(records, run_by_hand(case, cohorts_of(records), alpha), strict=True):
+    for record, (x, h, g, _) in zip(records, run_by_hand(case, references.cohorts(records), alpha), strict=True):
         state = record.after.state
         assert largest_difference(state.params, x) < 1e-12
         assert torch.allclose(alpha * flatten(state.shift), flatten(h), rtol=0, atol=1e-12)
@@ -70,10 +52,10 @@ def assert_matches(case, records, alpha):
             assert torch.allclose(alpha * flatten(state.clients[n]), flatten(g[n]), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", SITUATIONS)
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
 def test_matches_brute_force(alpha, setting):
-    case = ragged().changed(**SETTINGS[setting])
+    case = ragged().changed(**SITUATIONS[setting])
     assert_matches(case, case.run(FedDyn(strength=alpha)), alpha)
 
 
@@ -81,64 +63,6 @@ def test_matches_brute_force(alpha, setting):
 def test_matches_brute_force_on_every_engine(engine):
     case = ragged().changed(fraction=0.75, rounds=4)
     assert_matches(case, case.run(FedDyn(), ENGINES[engine]), 0.1)
-
-
-def quadratic_clients(number=3, size=4, seed=0):
-    """Curvatures near 1 and minima of some clients, in float64."""
-    stream = torch.Generator().manual_seed(seed)
-    curvatures, minima = [], []
-    for _ in range(number):
-        root = torch.randn(size, size, generator=stream, dtype=torch.float64) * 0.2
-        curvatures.append(torch.eye(size, dtype=torch.float64) + root @ root.T)
-        minima.append(torch.randn(size, generator=stream, dtype=torch.float64) * 2)
-    return curvatures, minima
-
-
-def solved(curvature, minimum, penalty):
-    """The minimum of 1/2 (theta - a)^T A (theta - a) + P(theta); P is a quadratic that is only evaluated."""
-    size = len(minimum)
-    slope = penalty.grad({"w": torch.zeros(size, dtype=torch.float64)})["w"]
-    pull = torch.stack([penalty.grad({"w": unit})["w"] - slope for unit in torch.eye(size, dtype=torch.float64)])
-    return torch.linalg.solve(curvature + pull, curvature @ minimum - slope)
-
-
-@cache
-def some_cohort():
-    return ragged().run(FedAvg(), rounds=1)[0].cohort
-
-
-def cohort_of(members, sizes, number, uniform):
-    """A round of these clients."""
-    cohort = some_cohort()
-    amount = [1 if uniform else sizes[n] for n in members]
-    population = len(sizes) if uniform else sum(sizes)
-    return cohort._replace(
-        round=number,
-        members=tuple(members),
-        weights=tuple(a / sum(amount) for a in amount),
-        shares=tuple(a / population for a in amount),
-        epochs=(1,) * len(members),
-        num_clients=len(sizes),
-        server=cohort.server._replace(sizes=tuple(sizes)),
-    )
-
-
-def run_exactly(method, curvatures, minima, rounds, sizes=None, cohorts=None, uniform=True, start=None):
-    """States of rounds in which every client finds the minimum of its objective."""
-    sizes = sizes or [10] * len(minima)
-    begin = torch.zeros_like(minima[0]) if start is None else start
-    state, states = method.init({"w": begin}, len(minima)), []
-    for number in range(1, rounds + 1):
-        members = cohorts[(number - 1) % len(cohorts)] if cohorts else range(len(minima))
-        cohort = cohort_of(list(members), sizes, number, uniform)
-        context = method.broadcast(state, cohort)
-        reports = [
-            Report({"w": solved(curvatures[n], minima[n], method.penalty(context.of_member(place)))})
-            for place, n in enumerate(cohort.members)
-        ]
-        state = method.aggregate(state, cohort, reports)
-        states.append(state)
-    return states
 
 
 @pytest.mark.parametrize(("alpha", "rounds", "error"), [(1.0, 200, 1e-12), (0.3, 400, 1e-8), (10.0, 400, 1e-8)])
@@ -210,7 +134,7 @@ def test_round_1_is_fedprox_before_the_last_step(weighting, engine):
 def test_measuring_the_mean_trains_alike():
     case = ragged().changed(fraction=0.5, rounds=5)
     plain, mean = case.run(FedDyn()), case.run(FedDyn(measured="mean"))
-    history = run_by_hand(case, cohorts_of(plain), 0.1)
+    history = run_by_hand(case, references.cohorts(plain), 0.1)
     for a, b, (*_, expected) in zip(plain, mean, history, strict=True):
         assert equal_bits(a.after.state.params, b.after.state.start)
         assert largest_difference(b.after.state.params, expected) < 1e-12

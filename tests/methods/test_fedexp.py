@@ -53,10 +53,6 @@ def run_by_hand(case, cohorts, epsilon):
     return models, steps
 
 
-def cohorts_of(records):
-    return [dict(zip(r.cohort.members, r.cohort.epochs, strict=True)) for r in records]
-
-
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_matches_brute_force(engine, setting):
@@ -64,12 +60,12 @@ def test_matches_brute_force(engine, setting):
     for epsilon in (1e-5, 1e-3):
         method = FedExP(epsilon=epsilon)
         records = case.run(method, ENGINES[engine])
-        models, steps = run_by_hand(case, cohorts_of(records), epsilon)
+        models, steps = run_by_hand(case, references.cohorts(records), epsilon)
         for record, x, eta in zip(records, models, steps, strict=True):
             assert largest_difference(record.after.state.params, x) < 1e-12
             told = method.diagnose(record.before.state, record.cohort, record.reports, record.after.state)
             assert told["server_step"] == pytest.approx(eta, rel=1e-10)
-    assert max(run_by_hand(case, cohorts_of(records), 1e-5)[1]) > 1  # the rule was at work
+    assert max(run_by_hand(case, references.cohorts(records), 1e-5)[1]) > 1  # the rule was at work
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,29 +1,15 @@
 """FedLap against plain loops, and against the ridge solution that it promises."""
 
-from functools import cache
-
 import pytest
 import torch
 
-from fl_lightning.engines.functional import Functional
-from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.method import Context
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedlap import FedLap, Own, Report
+from fl_lightning.methods.fedlap import FedLap, Own
 from fl_lightning.params import flatten
 from tests import references
-from tests.cases import equal_bits, largest_difference, ragged
-
-ENGINES = {"loop": Functional(chunk=1), "vmap": Functional(chunk=8), "lightning": Lightning()}
-SETTINGS = {
-    "full": {},
-    "partial": {"fraction": 0.5, "rounds": 6},
-    "uniform": {"weighting": "uniform"},
-    "partial and uniform": {"fraction": 0.5, "rounds": 6, "weighting": "uniform"},
-    "stragglers": {"straggler_fraction": 0.5, "epochs": 4},
-    "decays and momentum": {"weight_decay": 0.01, "lr_decay": 0.5, "momentum": 0.5},
-}
+from tests.cases import ENGINES, SITUATIONS, equal_bits, largest_difference, ragged
+from tests.conjugate import quadratic_clients, run_exactly
 
 
 def run_by_hand(case, cohorts, delta, rho=None):
@@ -51,21 +37,17 @@ def run_by_hand(case, cohorts, delta, rho=None):
     return history
 
 
-def cohorts_of(records):
-    return [dict(zip(r.cohort.members, r.cohort.epochs, strict=True)) for r in records]
-
-
 def assert_matches(case, records, delta, rho=None):
-    for record, (mu, v) in zip(records, run_by_hand(case, cohorts_of(records), delta, rho), strict=True):
+    for record, (mu, v) in zip(records, run_by_hand(case, references.cohorts(records), delta, rho), strict=True):
         assert largest_difference(record.after.state.params, mu) < 1e-12
         for n, share in v.items():
             assert largest_difference(record.after.state.clients[n], share) < 1e-12
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", SITUATIONS)
 @pytest.mark.parametrize("rho", [None, 0.1])
 def test_matches_brute_force(rho, setting):
-    case = ragged().changed(**SETTINGS[setting])
+    case = ragged().changed(**SITUATIONS[setting])
     assert_matches(case, case.run(FedLap(strength=2.0, damping=rho)), 2.0, rho)
 
 
@@ -73,64 +55,6 @@ def test_matches_brute_force(rho, setting):
 def test_matches_brute_force_on_every_engine(engine):
     case = ragged().changed(fraction=0.75, rounds=4)
     assert_matches(case, case.run(FedLap(), ENGINES[engine]), 1.0)
-
-
-def quadratic_clients(number=3, size=4, seed=0):
-    """Curvatures near 1 and minima of some clients, in float64."""
-    stream = torch.Generator().manual_seed(seed)
-    curvatures, minima = [], []
-    for _ in range(number):
-        root = torch.randn(size, size, generator=stream, dtype=torch.float64) * 0.2
-        curvatures.append(torch.eye(size, dtype=torch.float64) + root @ root.T)
-        minima.append(torch.randn(size, generator=stream, dtype=torch.float64) * 2)
-    return curvatures, minima
-
-
-def solved(curvature, minimum, penalty):
-    """The minimum of 1/2 (theta - a)^T A (theta - a) + P(theta); P is a quadratic that is only evaluated."""
-    size = len(minimum)
-    slope = penalty.grad({"w": torch.zeros(size, dtype=torch.float64)})["w"]
-    pull = torch.stack([penalty.grad({"w": unit})["w"] - slope for unit in torch.eye(size, dtype=torch.float64)])
-    return torch.linalg.solve(curvature + pull, curvature @ minimum - slope)
-
-
-@cache
-def some_cohort():
-    return ragged().run(FedAvg(), rounds=1)[0].cohort
-
-
-def cohort_of(members, sizes, number, uniform):
-    """A round of these clients."""
-    cohort = some_cohort()
-    amount = [1 if uniform else sizes[n] for n in members]
-    population = len(sizes) if uniform else sum(sizes)
-    return cohort._replace(
-        round=number,
-        members=tuple(members),
-        weights=tuple(a / sum(amount) for a in amount),
-        shares=tuple(a / population for a in amount),
-        epochs=(1,) * len(members),
-        num_clients=len(sizes),
-        server=cohort.server._replace(sizes=tuple(sizes)),
-    )
-
-
-def run_exactly(method, curvatures, minima, rounds, sizes=None, cohorts=None, uniform=True, start=None):
-    """States of rounds in which every client finds the minimum of its objective."""
-    sizes = sizes or [10] * len(minima)
-    begin = torch.zeros_like(minima[0]) if start is None else start
-    state, states = method.init({"w": begin}, len(minima)), []
-    for number in range(1, rounds + 1):
-        members = cohorts[(number - 1) % len(cohorts)] if cohorts else range(len(minima))
-        cohort = cohort_of(list(members), sizes, number, uniform)
-        context = method.broadcast(state, cohort)
-        reports = [
-            Report({"w": solved(curvatures[n], minima[n], method.penalty(context.of_member(place)))})
-            for place, n in enumerate(cohort.members)
-        ]
-        state = method.aggregate(state, cohort, reports)
-        states.append(state)
-    return states
 
 
 def ridge(curvatures, minima, sizes, delta, prior):

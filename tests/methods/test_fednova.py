@@ -79,10 +79,6 @@ def run_by_hand(case, method, cohorts):
     return history
 
 
-def cohorts_of(records):
-    return [dict(zip(r.cohort.members, r.cohort.epochs, strict=True)) for r in records]
-
-
 def diagnose(method, record):
     return method.diagnose(record.before.state, record.cohort, record.reports, record.after.state)
 
@@ -94,7 +90,7 @@ def test_matches_brute_force(name, setting):
     if method.mu and case.training.momentum:
         case = case.changed(momentum=0.0)
     records = case.run(method)
-    for record, x in zip(records, run_by_hand(case, method, cohorts_of(records)), strict=True):
+    for record, x in zip(records, run_by_hand(case, method, references.cohorts(records)), strict=True):
         assert largest_difference(record.after.state.params, x) < 1e-12
 
 
@@ -103,7 +99,7 @@ def test_matches_brute_force(name, setting):
 def test_matches_brute_force_on_every_engine(changes, engine):
     case, method = ragged().changed(momentum=0.0 if changes["mu"] else 0.9), FedNova(**changes)
     records = case.run(method, engine)
-    assert largest_difference(final(records), run_by_hand(case, method, cohorts_of(records))[-1]) < 1e-12
+    assert largest_difference(final(records), run_by_hand(case, method, references.cohorts(records))[-1]) < 1e-12
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 17])

@@ -75,14 +75,10 @@ def run_by_hand(case, cohorts, optimiser, eta, beta1, beta2, tau, start="tau_squ
     return history
 
 
-def cohorts_of(records):
-    return [dict(zip(r.cohort.members, r.cohort.epochs, strict=True)) for r in records]
-
-
 def assert_matches(case, method, records):
     numbers = (method.server_lr, method.server_momentum, method.beta2, method.tau)
     choices = (method.second_moment, method.bias_correction)
-    history = run_by_hand(case, cohorts_of(records), method.optimiser, *numbers, *choices)
+    history = run_by_hand(case, references.cohorts(records), method.optimiser, *numbers, *choices)
     for record, x in zip(records, history, strict=True):
         assert largest_difference(record.after.state.params, x) < 1e-12
 

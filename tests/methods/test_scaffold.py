@@ -61,10 +61,6 @@ def run_by_hand(case, cohorts, option="II", server_lr=1.0, start=None):
     return history
 
 
-def cohorts_of(records):
-    return [dict(zip(r.cohort.members, r.cohort.epochs, strict=True)) for r in records]
-
-
 def assert_matches(case, records, history):
     for record, (x, c, c_of) in zip(records, history, strict=True):
         state = record.after.state
@@ -80,7 +76,7 @@ def test_matches_brute_force(option, setting):
     case = ragged().changed(**SETTINGS[setting])
     for server_lr in (1.0, 0.7):
         records = case.run(Scaffold(option=option, server_lr=server_lr))
-        assert_matches(case, records, run_by_hand(case, cohorts_of(records), option, server_lr))
+        assert_matches(case, records, run_by_hand(case, references.cohorts(records), option, server_lr))
 
 
 @pytest.mark.parametrize("engine", [Functional(chunk=8), Lightning()], ids=["vmap", "lightning"])
@@ -90,7 +86,7 @@ def test_matches_brute_force_on_every_engine(option, engine):
     case = ragged().changed(fraction=0.75, rounds=4)
     records = case.run(Scaffold(option=option), engine)
     assert len(records[0].cohort.members) == 3
-    assert_matches(case, records, run_by_hand(case, cohorts_of(records), option))
+    assert_matches(case, records, run_by_hand(case, references.cohorts(records), option))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -233,7 +229,7 @@ def test_niid_bench_init_acts_only_on_partial_participation():
     records = case.run(emulation, fraction=0.5, rounds=4)
     assert largest_difference(final(records), final(case.run(Scaffold(), fraction=0.5, rounds=4))) > 1e-3
     start = records[0].before.state.control
-    assert_matches(case, records, run_by_hand(case, cohorts_of(records), start=start))
+    assert_matches(case, records, run_by_hand(case, references.cohorts(records), start=start))
 
 
 def test_diagnostics():

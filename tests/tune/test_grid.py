@@ -13,7 +13,7 @@ from fl_lightning.errors import UserError
 from fl_lightning.runs.identity import identity
 from tune import grid, study_file
 from tune.grid import cells, draw, environments, points
-from tune.study import Case, Range, Search, Study
+from tune.study import Case, Given, Range, Search, Study
 from tune.study_file import load
 
 BASE = {"data": "digits", "model": "mlp", "model.hidden": [16], "engine": "functional", "federation.rounds": 1}
@@ -139,7 +139,7 @@ def test_a_setting_that_only_some_cases_have_belongs_to_them(where, value, targe
 
 SIZES = {  # cells and runs at the paper's scale
     "ae_lf": (40, 200),
-    "calibration": (5 * 8, 200),
+    "calibration": (5 * 12, 300),
     "laplace": (7, 21),
     "ridge_demo": (0, 0),
     "ablation_online_offline": (3, 9),
@@ -227,3 +227,37 @@ def test_the_builder_reads_every_value_once(monkeypatch):
     monkeypatch.setattr(grid, "configure", lambda settings: calls.append(settings) or configure(settings))
     cells(make(space=over(training__lr=[1, 2, 3], training__epochs=[1, 2, 3], training__batch_size=[1, 2, 3])))
     assert len(calls) <= 11  # not 27
+
+
+def test_settings_go_with_a_condition():
+    """Brute force: each cell is what the command line makes of the settings, written out one by one."""
+    mine = make(
+        base={"data": "digits", "engine": "functional", "federation.rounds": 1, "training.lr": 0.5},
+        environments=over(data__alpha=[0.1, 1, 10], data__clients=[3, 4]),
+        given=(
+            Given({"data.alpha": (0.1, "1e0")}, {"model": "mlp", "model.hidden": [8]}),
+            Given({"data.alpha": (10,)}, {"model": "softmax"}),
+            Given({"data.clients": (4,), "data": ("digits",)}, {"training.lr": 0.25, "method.mu": 3.0}),
+        ),
+        cases=(Case("mine", {"method": "fedprox", "method.mu": 1.0}), Case("plain", {"method": "fedprox"})),
+        space=over(training__epochs=[1, 2]),
+    )
+    expected = []
+    for alpha, clients in itertools.product([0.1, 1, 10], [3, 4]):
+        for mu in (1.0, 3.0 if clients == 4 else None):
+            for epochs in (1, 2):
+                settings = {"data": "digits", "engine": "functional", "federation.rounds": 1, "method": "fedprox"}
+                settings |= {"data.alpha": alpha, "data.clients": clients, "training.epochs": epochs}
+                settings |= {"training.lr": 0.25 if clients == 4 else 0.5} | ({"method.mu": mu} if mu else {})
+                settings |= {"model": "softmax"} if alpha == 10 else {"model": "mlp", "model.hidden": [8]}
+                expected.append(identity(configure(settings)))
+    found = cells(mine)
+    assert [identity(cell.config) for cell in found] == expected
+    assert [sorted(cell.environment) for cell in found] == [["data.alpha", "data.clients"]] * len(found)
+
+
+def test_conditions_of_given_settings_are_those_of_the_study():
+    assert "got data.subset; name them there" in refused(given=(Given({"data.subset": (1,)}, {"model": "softmax"}),))
+    assert "data.alpha, which is a condition itself" in refused(
+        environments=over(data__alpha=[1]), given=(Given({"data": ("digits",)}, {"data.alpha": 2}),)
+    )

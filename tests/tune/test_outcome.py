@@ -53,6 +53,14 @@ def test_the_best_of_every_contest_by_its_mean():
     assert best[0].tried.mean == pytest.approx(0.6)
 
 
+def test_of_a_metric_that_is_good_if_small_the_smallest_is_the_best():
+    mine = study(environments={}, cases=(Case("A", {"method": "fedavg"}),), metric="NLL")
+    found = [[replace(result(0.5), history=[Measurement({"GA": 0.5, "NLL": v}, {})])] * 2 for v in (0.9, 0.4)]
+    (best,) = best_of(outcomes(mine, found))
+    assert best.cell.point["training.lr"] == 0.2
+    assert best.tried.mean == pytest.approx(0.4)
+
+
 def test_a_diverged_or_missing_seed_loses_against_everything_complete():
     mine = study(environments={}, cases=(Case("A", {"method": "fedavg"}),))
     wild = result(0.9, status="diverged")

@@ -9,7 +9,8 @@ from fl_lightning import discovery
 from fl_lightning.errors import UserError
 from fl_lightning.stopping import Stop
 from tune import study_file
-from tune.study import Range, Search
+from tune.grid import cells
+from tune.study import Given, Range, Search
 from tune.study_file import load
 
 SMALL = {
@@ -224,6 +225,31 @@ def test_a_folder_is_no_study(tmp_path):
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(UserError, match="cannot read"):
         load(str(tmp_path / "folder.yaml"))
+
+
+def test_settings_that_go_with_a_condition(tmp_path):
+    given = [{"when": {"data.alpha": [0.01, 1]}, "training": {"lr": 0.3}}, {"when": {"data": "digits"}, "model": "cnn"}]
+    mine = load(write(tmp_path, SMALL | {"given": given}))
+    assert mine.given == (
+        Given({"data.alpha": (0.01, 1)}, {"training.lr": 0.3}),
+        Given({"data": ("digits",)}, {"model": "cnn"}),
+    )
+    assert mine.base_in({"data.alpha": 0.01})["training.lr"] == 0.3
+    # What is given on the command line wins, and meets conditions or not.
+    pinned = load(write(tmp_path, SMALL | {"given": given}), None, {"training.lr": 9, "data": "mnist"})
+    assert pinned.base_in({"data.alpha": 0.01})["training.lr"] == 9
+    assert pinned.base_in({"data.alpha": 0.01})["model"] == "mlp"
+    assert load(write(tmp_path, SMALL | {"given": []})).identity == load(write(tmp_path, SMALL)).identity
+    for wrong in ({"model": "cnn"}, {"when": {"data": "digits"}}, {"when": "digits", "model": "cnn"}):
+        assert "must be a list of conditions with their settings" in refused(tmp_path, given=[wrong])
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_every_data_set_of_the_study_of_calibration_has_its_model(scale):
+    models = {(cell.config.names["data"], cell.config.names["model"]) for cell in cells(load("calibration", scale))}
+    assert models == {("mnist", "mlp"), ("fashion_mnist", "mlp"), ("cifar10", "cnn")}
+    alone = cells(load("calibration", scale, {"data": "cifar10"}))
+    assert {cell.config.names["model"] for cell in alone} == {"cnn"}
 
 
 def test_every_shipped_study_says_what_it_is_about():

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.uncertainty.test_posterior import clients_of, final_round, posterior_of, problem
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    laplace = pytest.importorskip("laplace")
-    curvature = pytest.importorskip("laplace.curvature")
+    warnings.simplefilter("ignore")  # of what it imports
+    import laplace
+    from laplace import curvature
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PARTS = {"one client": [range(40)], "four clients": [range(3), range(3, 20), range(20, 31), range(31, 40)]}
@@ -74,14 +74,17 @@ def test_the_probit_prediction_is_theirs(form, cls):
     torch.testing.assert_close(ours.predict(dataset.test_x).probabilities, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_the_last_layer_is_theirs():
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_the_last_layer_is_theirs(parts):
     task, dataset = problem()
     model = nn.Sequential(*plain(task))
     theirs = laplace.FullLLLaplace(
         model, "classification", backend=curvature.BackPackGGN, prior_precision=2.0, last_layer_name="3"
     )
     theirs.fit(DataLoader(TensorDataset(dataset.train_x, dataset.train_y), batch_size=16))
-    ours = posterior_of(task, dataset, "last_layer", PARTS["four clients"], tau=2.0)
+    ours = posterior_of(task, dataset, "last_layer", parts, tau=2.0)
+    matrix = final_round(task, task.initial, clients_of(dataset, *parts), "last_layer", "exact").curvature["matrix"]
+    torch.testing.assert_close(40 * matrix, theirs.H, rtol=1e-6, atol=1e-7)
     expected = theirs(dataset.test_x, pred_type="glm", link_approx="probit")
     torch.testing.assert_close(ours.predict(dataset.test_x).probabilities, expected, rtol=1e-6, atol=1e-7)
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, jacrev, vmap
 
+from fl_lightning import streams
 from fl_lightning.curvature import gauss_newton
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import ClientData
@@ -200,13 +201,33 @@ def test_draws_have_the_covariance_of_the_posterior(form):
     task, dataset = problem("mlp", samples=20)
     task = Task(nn.Sequential(nn.Flatten(), nn.Linear(16, 2), nn.Tanh(), nn.Linear(2, 4)).double())
     posterior = posterior_of(task, dataset, form, tau=1.0)
-    expected, number = covariance_of(posterior), 4000
-    mean = flatten(task.initial.params)
-    offsets = torch.stack([flatten(posterior.draw(n)) - mean for n in range(number)])
-    found = offsets.T @ offsets / number
+    expected, number, offsets = covariance_of(posterior), 100_000, []
+    for place, (block, precision) in enumerate(zip(posterior.blocks, posterior.precisions(), strict=True)):
+        noise = torch.randn(number, *precision.shape, generator=torch.Generator().manual_seed(place)).double()
+        drawn = vmap(lambda one: block.offset(one, task.initial.params))(noise / precision.sqrt())  # noqa: B023
+        offsets.append({name: value.flatten(1) for name, value in drawn.items()})
+    known = {name: value for part in offsets for name, value in part.items()}
+    still = {name: torch.zeros(number, value.numel()).double() for name, value in task.initial.params.items()}
+    whole = torch.cat([(still | known)[name] for name in task.initial.params], 1)
+    found = whole.T @ whole / number
     variance = (expected.square() + torch.outer(expected.diagonal(), expected.diagonal())) / number
     assert bool(((found - expected).abs() <= 5 * variance.sqrt() + 1e-12).all())
+    assert bool((whole.mean(0).abs() <= 5 * (expected.diagonal() / number).sqrt() + 1e-12).all())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_draw_is_the_offset_of_standard_normal_noise_from_its_own_stream(form):
+    task, dataset = problem("cnn")
+    posterior = dataclasses.replace(posterior_of(task, dataset, form), seed=5)
+    expected = {name: value.clone() for name, value in task.initial.params.items()}
+    for place, (block, precision) in enumerate(zip(posterior.blocks, posterior.precisions(), strict=True)):
+        stream = streams.generator(5, "posterior", 3, place)
+        noise = torch.randn(precision.shape, generator=stream, dtype=torch.float64)
+        for name, offset in block.offset(noise / precision.sqrt(), expected).items():
+            expected[name] = expected[name] + offset
+    assert torch.equal(flatten(posterior.draw(3)), flatten(expected))
     assert torch.equal(flatten(posterior.draw(3)), flatten(posterior.draw(3)))
+    assert not torch.equal(flatten(posterior.draw(3)), flatten(posterior.draw(4)))
 
 
 def test_an_ensemble_is_the_weighted_mean_of_its_members():
@@ -302,5 +323,5 @@ def test_mistakes_are_one_line():
 def test_full_curvature_is_the_gauss_newton_matrix():
     task, dataset = problem()
     found = final_round(task, task.initial, clients_of(dataset, range(11), range(11, 40)), "full", "exact")
-    expected = gauss_newton.matrix(task, task.initial, dataset.train_x)
+    expected = gauss_newton.matrix(task, task.initial, dataset.train_x, dataset.train_y)
     torch.testing.assert_close(found.curvature["matrix"], expected)

@@ -151,10 +151,8 @@ print(model(torch.zeros(1, 64).double()).sum().item())
 
 
 def test_the_command_adds_a_final_round_to_a_finished_run(plain, out, capsys):
-    assert (
-        main(["uncertainty", plain.run_id[:8], "--out", str(out), "--form", "diagonal", "--ood", "[noise,rotated]"])
-        == 0
-    )
+    flags = ["--uncertainty.form", "diagonal", "--ood", "[noise,rotated]"]
+    assert main(["uncertainty", plain.run_id[:8], "--out", str(out), *flags]) == 0
     text = capsys.readouterr().out
     assert "probit" in text
     assert "rotated" in text

@@ -9,12 +9,16 @@ import numpy as np
 import torch
 
 from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.readers import targets
 from fl_lightning.data.readers.mapped import Array
 from fl_lightning.errors import UserError, require, unknown
+from fl_lightning.inputs import Inputs
+from fl_lightning.likelihoods.names import Name, likelihood_of
 from fl_lightning.streams import numpy_generator
 
 TRAIN, TEST = ("train_x", "train_y"), ("test_x", "test_y")
-OPTIONAL = ("owners", "mean", "std")
+INPUTS = ("train_x", "test_x")
+OPTIONAL = ("owners", "mean", "std", "vocabulary")
 # Of byte images, unless the user says otherwise: from -1 to 1.
 CENTRE = SCALE = (0.5,)
 
@@ -39,50 +43,100 @@ def blaming(path: Path) -> Iterator[None]:
         raise UserError(message if str(path) in message else f"{path}: {message}") from None
 
 
-def complete(arrays: Mapping[str, Any], test_share: float) -> dict[str, Array]:
+def complete(arrays: Mapping[str, Any], test_share: float, task: Name = "auto") -> dict[str, Array]:
     """The user's arrays as `dataset` takes them, or `UserError`; a test share is split off if they have no test set.
 
     Args:
-        arrays: `train_x`, `train_y`, and if present `test_x`, `test_y`, `owners`, `mean`, `std`.
+        arrays: `train_x`, `train_y`, and if present `test_x`, `test_y`, `owners`, `mean`, `std`, `vocabulary`. Several
+            inputs are `train_x.NAME` for each of them, or a dict or tuple of arrays under `train_x`.
         test_share: Of the samples, where there is no test set.
+        task: What the targets are.
     """
+    arrays = _one_by_one(arrays)
     for name in arrays:
-        if name not in TRAIN + TEST + OPTIONAL:
+        if name.partition(".")[0] not in INPUTS and name not in TRAIN + TEST + OPTIONAL:
             raise unknown("array", name, TRAIN + TEST + OPTIONAL)
-    for name in TRAIN + (TEST if set(TEST) & set(arrays) else ()):
-        require(name in arrays, f"expected arrays train_x, train_y, test_x, test_y, got {', '.join(arrays) or 'none'}")
+    present = {name.partition(".")[0] for name in arrays}
+    for name in TRAIN + (TEST if set(TEST) & present else ()):
+        require(name in present, f"expected arrays train_x, train_y, test_x, test_y, got {', '.join(arrays) or 'none'}")
     known = {name: _array(name, value) for name, value in arrays.items()}
-    for half in ("train", "test"):
-        if f"{half}_x" in known:
-            known[f"{half}_x"] = _inputs(f"{half}_x", known[f"{half}_x"])
-            known[f"{half}_y"] = _labels(f"{half}_y", known[f"{half}_y"])
+    for name in inputs_of(known, "train_x") + inputs_of(known, "test_x"):
+        known[name] = _inputs(name, known[name])
+    found = targets.task_of(known, task)
+    for name in ("train_y", "test_y"):
+        if name in known:
+            known[name] = targets.converted(name, known[name], found)
     if "owners" in known:
         known["owners"] = _owners(known["owners"])
-    if "test_x" not in known:
-        known = split_off_test(known, test_share)
-    dataset(known)  # refuses what does not fit before a copy of it is prepared
+    if "test_x" not in present:
+        known = split_off_test(known, test_share, found)
+    dataset(known, task=found)  # refuses what does not fit before a copy of it is prepared
     return known
 
 
-def dataset(arrays: Mapping[str, Array], augment: str = "none") -> Dataset:
+def dataset(arrays: Mapping[str, Array], augment: str = "none", task: Name = "auto", noise: float = 1.0) -> Dataset:
     """The dataset of complete arrays; it shares their memory."""
-    names = [name for name in (*TRAIN, *TEST, "owners") if name in arrays]
-    tensors: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in names}
-    num_classes = 1 + max(int(arrays[name].max(initial=0)) for name in ("train_y", "test_y"))
-    present = np.unique(arrays["train_y"])
-    if num_classes - len(present) > 0 and present.min(initial=0) >= 0:
-        gaps = np.flatnonzero(present != np.arange(len(present)))  # not arange(num_classes): a label may be 2^40
-        missing = gaps[0] if len(gaps) else len(present)
-        raise UserError(
-            f"every class from 0 to {num_classes - 1} must have training samples, but class {missing} has none; "
-            "number the labels from 0 without gaps"
-        )
-    require(num_classes > 1, "expected labels of at least two classes, got 0 alone")
+    likelihood = likelihood_of(targets.task_of(arrays, task), noise)
+    tensors = {name: torch.from_numpy(arrays[name]) for name in ("train_y", "test_y", "owners") if name in arrays}
     mean, std = (tuple(map(float, arrays.get(name, default))) for name, default in (("mean", CENTRE), ("std", SCALE)))
-    return Dataset(**tensors, num_classes=num_classes, mean=mean, std=std, augment=augment)
+    return Dataset(
+        train_x=_together(arrays, "train_x"),
+        train_y=tensors["train_y"],
+        test_x=_together(arrays, "test_x"),
+        test_y=tensors["test_y"],
+        num_classes=targets.number_of_outputs(arrays, likelihood.task),
+        mean=mean,
+        std=std,
+        augment=augment,
+        owners=tensors.get("owners"),
+        likelihood=likelihood,
+        vocabulary=int(arrays["vocabulary"][0]) if "vocabulary" in arrays else None,
+    )
 
 
-def split_off_test(arrays: Mapping[str, Array], share: float) -> dict[str, Array]:
+def told(task: Name) -> dict[str, str]:
+    """What prepared arrays depend on if the user says what the targets are."""
+    return {} if task == "auto" else {"task": task}
+
+
+def inputs_of(arrays: Mapping[str, Any], half: str) -> list[str]:
+    """The names of the inputs of one half, one or several.
+
+    >>> inputs_of({"train_x.image": 0, "train_x.age": 0, "train_y": 0}, "train_x")
+    ['train_x.image', 'train_x.age']
+    """
+    return [name for name in arrays if name.partition(".")[0] == half]
+
+
+def _one_by_one(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays with a name of its own for each of several inputs."""
+    flat: dict[str, Any] = {}
+    for name, value in arrays.items():
+        if name in INPUTS and isinstance(value, Mapping):
+            flat |= {f"{name}.{key}": one for key, one in value.items()}
+        elif name in INPUTS and isinstance(value, tuple):
+            flat |= {f"{name}.{place}": one for place, one in enumerate(value)}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _together(arrays: Mapping[str, Array], half: str) -> Inputs:
+    """The inputs as a dataset has them: a tensor, a tuple where they are numbered, or a dict."""
+    names = sorted(inputs_of(arrays, half))
+    require(
+        names == [half] or half not in names,
+        f"expected {half} or {half}.NAME for each of several inputs, got both: {', '.join(names)}",
+    )
+    if names == [half]:
+        return torch.from_numpy(arrays[half])
+    several = {name.partition(".")[2]: torch.from_numpy(arrays[name]) for name in names}
+    if set(several) == set(map(str, range(len(several)))):
+        return tuple(several[str(place)] for place in range(len(several)))
+    return several
+
+
+def split_off_test(arrays: Mapping[str, Array], share: float, task: str = "classification") -> dict[str, Array]:
     """Move a fixed share of every class from the training to the test set.
 
     It depends on the data alone, not on the run's seed. One sample of every class and of every owner stays behind.
@@ -91,11 +145,14 @@ def split_off_test(arrays: Mapping[str, Array], share: float) -> dict[str, Array
     >>> {name: len(array) for name, array in split_off_test(arrays, 0.5).items()}
     {'train_x': 5, 'train_y': 5, 'test_x': 5, 'test_y': 5}
     """
-    inputs, labels = arrays["train_x"], arrays["train_y"]
-    require(
-        len(inputs) == len(labels) > 0,
-        f"train_x and train_y must have the same number of samples, at least 1, got {len(inputs)} and {len(labels)}",
-    )
+    inputs = inputs_of(arrays, "train_x")
+    for name in inputs:
+        require(
+            len(arrays[name]) == len(arrays["train_y"]) > 0,
+            f"{name} and train_y must have the same number of samples, at least 1, got {len(arrays[name])} and "
+            f"{len(arrays['train_y'])}",
+        )
+    labels = targets.strata(arrays["train_y"], task)
     order = numpy_generator(0, "test share").permutation(len(labels))
     stays = np.zeros(len(labels), bool)
     for column in (labels, arrays.get("owners", labels)):
@@ -110,9 +167,10 @@ def split_off_test(arrays: Mapping[str, Array], share: float) -> dict[str, Array
         bool(is_test.any()),
         f"data.test_share {share:g} of {len(labels)} samples leaves no test set; raise it, or bring test_x and test_y",
     )
-    split = {name: arrays[name][~is_test] for name in ("train_x", "train_y", "owners") if name in arrays}
-    rest = {name: arrays[name] for name in ("mean", "std") if name in arrays}
-    return split | {"test_x": inputs[is_test], "test_y": labels[is_test]} | rest
+    split = {name: arrays[name][~is_test] for name in (*inputs, "train_y", "owners") if name in arrays}
+    tested = {name.replace("train", "test", 1): arrays[name][is_test] for name in (*inputs, "train_y")}
+    rest = {name: arrays[name] for name in ("mean", "std", "vocabulary") if name in arrays}
+    return split | tested | rest
 
 
 def _array(name: str, value: Any) -> Array:
@@ -120,7 +178,7 @@ def _array(name: str, value: Any) -> Array:
         array = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{name} must be an array of numbers, got {type(value).__name__} ({error})") from None
-    if name in ("mean", "std"):
+    if name in ("mean", "std", "vocabulary"):
         array = np.atleast_1d(array)
         require(array.ndim == 1 and array.dtype.kind in "fiu", f"{name} must be one number per channel")
     return np.ascontiguousarray(array)
@@ -128,8 +186,12 @@ def _array(name: str, value: Any) -> Array:
 
 def _inputs(name: str, x: Array) -> Array:
     remedy = "save it as uint8 (images) or float32"
+    if x.dtype.kind in "iu" and x.dtype != np.uint8 and x.ndim == 2:
+        return x.astype(np.int64)  # tokens
     require(
-        x.dtype == np.uint8 or x.dtype.kind == "f", f"{name} must hold bytes or floating point, got {x.dtype}; {remedy}"
+        x.dtype == np.uint8 or x.dtype.kind == "f",
+        f"{name} must hold bytes, floating point or tokens (whole numbers, samples x positions), got {x.dtype} of "
+        f"shape {x.shape}; {remedy}",
     )
     require(x.dtype.itemsize <= 8, f"{name} must hold at most 64 bits per number, got {x.dtype}; {remedy}")
     require(x.ndim >= 2, f"{name} must have samples as its first dimension and more than one, got {x.shape}")
@@ -142,15 +204,6 @@ def _inputs(name: str, x: Array) -> Array:
         f"save {name}.transpose(0, 3, 1, 2)",
     )
     return x
-
-
-def _labels(name: str, y: Array) -> Array:
-    remedy = "use argmax(1) on one-hot labels" if y.ndim == 2 else "np.unique(y, return_inverse=True)[1] makes them"
-    require(
-        y.ndim == 1 and y.dtype.kind in "iu",
-        f"{name} must hold one whole number per sample, got {y.dtype} of shape {y.shape}; {remedy}",
-    )
-    return y.astype(np.int64)
 
 
 def _owners(owners: Array) -> Array:

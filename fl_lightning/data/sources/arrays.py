@@ -14,6 +14,7 @@ from fl_lightning.data.readers import assemble, fingerprint
 from fl_lightning.data.readers.bounds import require_memory
 from fl_lightning.data.readers.mapped import Array, mapped
 from fl_lightning.errors import UserError, require
+from fl_lightning.likelihoods.names import Name as Task
 
 VERSION = 1
 
@@ -23,17 +24,25 @@ class Arrays(Source):
     """Your own arrays in an .npz file: train_x, train_y, test_x, test_y, and if you like owners.
 
     Attributes:
-        path: The file. Inputs are bytes (images, channels first) or floating point numbers, labels whole numbers from
-            0 on; without test_x and test_y a share of the training samples is tested on. owners numbers or names the
-            client of each training sample; mean and std standardise bytes, 0.5 and 0.5 if absent.
+        path: The file. Inputs are bytes (images, channels first), floating point numbers or tokens (whole numbers,
+            samples x positions), labels whole numbers from 0 on or other targets (task); several inputs of a model are
+            train_x.NAME and test_x.NAME. Without test_x and test_y a share of the training samples is tested on. owners
+            numbers or names the client of each training sample; mean and std standardise bytes, 0.5 and 0.5 if absent;
+            vocabulary is the number of different tokens, if there are more than occur.
         test_share: Share of every class that becomes the test set, where the file has none; the same for every seed.
         augment: Augmentation of training images that are bytes. none; standard: random crop and flip; paper: crop,
             flip, AutoAugment and Cutout.
+        task: What the targets are. classification: whole numbers from 0 on; binary: 0 or 1; multilabel: 0 or 1 for each
+            of several labels; regression: real numbers; tokens: a whole number for each position of the inputs, -100
+            where there is none. auto tells them by type and shape.
+        noise: Standard deviation of the targets of a regression around the model.
     """
 
     path: str = ""
     test_share: float = 0.2
     augment: Name = "none"
+    task: Task = "auto"
+    noise: float = 1.0
 
     def __post_init__(self) -> None:
         assemble.given_path(self.path, "my.npz")
@@ -43,7 +52,8 @@ class Arrays(Source):
         file = assemble.given_path(self.path, "my.npz")
         settings = {"reader": "arrays", "version": VERSION, "test_share": self.test_share}
         with assemble.blaming(file):
-            return assemble.dataset(mapped({"": file}, self._read, settings), self.augment)
+            arrays = mapped({"": file}, self._read, settings | assemble.told(self.task))
+            return assemble.dataset(arrays, self.augment, self.task, self.noise)
 
     def fingerprint(self) -> str:
         return fingerprint.of_files({"": assemble.given_path(self.path, "my.npz")})
@@ -60,7 +70,7 @@ class Arrays(Source):
             if "Object arrays" in reason:
                 reason = "an array of Python objects, which could hide code"
             raise UserError(f"not an .npz file of plain arrays ({reason}); write it again with np.savez") from None
-        return assemble.complete(arrays, self.test_share)
+        return assemble.complete(arrays, self.test_share, self.task)
 
 
 def _unpacked_bytes(file: Path) -> int:

@@ -14,6 +14,8 @@ from fl_lightning.data.augment import Name
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.readers import assemble
 from fl_lightning.errors import UserError, require
+from fl_lightning.inputs import named
+from fl_lightning.likelihoods.names import Name as Task
 
 FUNCTION = "load"
 
@@ -28,11 +30,16 @@ class Function(Source):
         test_share: Share of every class that becomes the test set, where a dict has none; the same for every seed.
         augment: Augmentation of training images that are bytes, unless load() returns a Dataset that names one.
             none; standard: random crop and flip; paper: crop, flip, AutoAugment and Cutout.
+        task: What the targets are, unless load() returns a Dataset, which says it: classification, binary, multilabel,
+            regression or tokens, as for --data arrays. auto tells them by type and shape.
+        noise: Standard deviation of the targets of a regression around the model.
     """
 
     path: str = ""
     test_share: float = 0.2
     augment: Name = "none"
+    task: Task = "auto"
+    noise: float = 1.0
 
     def __post_init__(self) -> None:
         assemble.given_path(self.path, "my_data.py")
@@ -49,21 +56,21 @@ class Function(Source):
     def _loaded(self) -> tuple[Dataset, str]:
         file = assemble.given_path(self.path, "my_data.py")
         try:
-            return _load(file.resolve(), file.read_bytes(), self.test_share)
+            return _load(file.resolve(), file.read_bytes(), self.test_share, self.task, self.noise)
         except OSError as error:
             raise UserError(f"cannot read {file}: {error.strerror}; name a Python file by --data.path") from None
 
 
 # A run asks for its data once, and for what it is known by again and again: the function is called once per process.
 @lru_cache(maxsize=1)
-def _load(file: Path, code: bytes, test_share: float) -> tuple[Dataset, str]:
+def _load(file: Path, code: bytes, test_share: float, task: Task, noise: float) -> tuple[Dataset, str]:
     """What the file returns, and a hash of both."""
     with assemble.blaming(file):
         returned = _call(file, code)
         if isinstance(returned, tuple) and len(returned) == 4:
             returned = dict(zip(assemble.TRAIN + assemble.TEST, returned, strict=True))
         if isinstance(returned, Mapping):
-            returned = assemble.dataset(assemble.complete(returned, test_share))
+            returned = assemble.dataset(assemble.complete(returned, test_share, task), task=task, noise=noise)
         require(
             isinstance(returned, Dataset),
             f"{FUNCTION}() must return a Dataset, a dict of arrays or (train_x, train_y, test_x, test_y), got "
@@ -95,9 +102,9 @@ def _call(file: Path, code: bytes) -> Any:
 
 def _hash(code: bytes, dataset: Dataset) -> str:
     whole = hashlib.sha256(hashlib.sha256(code).digest())
-    for name in (*assemble.TRAIN, *assemble.TEST, "owners"):
-        tensor = getattr(dataset, name)
-        if tensor is not None:
+    parts = {name: getattr(dataset, name) for name in (*assemble.TRAIN, *assemble.TEST, "owners")}
+    for part, tensors in parts.items():
+        for name, tensor in named(tensors, part).items() if tensors is not None else ():
             whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             whole.update(tensor.cpu().contiguous().numpy().data)
     return whole.hexdigest()[:32]

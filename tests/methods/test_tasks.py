@@ -1,0 +1,61 @@
+"""Every method on every task: all engines agree, or the method says in one line that the task is not for it."""
+
+import pytest
+
+from fl_lightning import discovery
+from fl_lightning.engines.functional import Functional
+from fl_lightning.engines.lightning import Lightning
+from fl_lightning.errors import UserError
+from fl_lightning.loop import initial
+from fl_lightning.method import task_of
+from fl_lightning.methods.fedsparse import FedSparse
+from fl_lightning.methods.fola import Fola
+from fl_lightning.testing.cases import final, largest_difference
+from tests.tasks import TASKS, case
+
+# Those that are made of others are checked there.
+METHODS = [name for name, cls in discovery.discover("methods").items() if discovery.inherited(cls) is None]
+# Methods that count or average classes.
+NEED_CLASSES = {"fedbe", "fedma", "pfnm"}
+FORMS = ("inputs", "kron", "last_layer", "full", "e_full")
+
+
+def agree(method, task):
+    problem = case(task)
+    loop = problem.run(method, Functional(chunk=1))
+    # Several clients at once draw other gates, of the same distribution.
+    engines = (Lightning(),) if isinstance(method, FedSparse) else (Functional(chunk=3), Lightning())
+    for engine in engines:
+        other = problem.run(method, engine)
+        assert largest_difference(final(loop), final(other)) < 1e-12, engine
+        for mine, theirs in zip(loop[-1].clients, other[-1].clients, strict=True):
+            assert mine.train_loss == pytest.approx(theirs.train_loss, abs=1e-12)
+    assert (
+        largest_difference(
+            final(loop), initial(method, task_of(method, problem.task()), 2, problem.dataset).state.params
+        )
+        > 0
+    )
+
+
+@pytest.mark.parametrize("task", TASKS[1:])
+@pytest.mark.parametrize("name", METHODS)
+def test_engines_agree_on_every_task(name, task):
+    method = discovery.find("methods", name)()
+    if name in NEED_CLASSES:
+        with pytest.raises(UserError, match=f"needs a task of classification.*got {task}|got Embedding") as caught:
+            case(task).run(method)
+        assert "\n" not in str(caught.value)
+    else:
+        agree(method, task)
+
+
+@pytest.mark.parametrize("task", TASKS[1:])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_curvature_on_every_task(form, task):
+    agree(Fola(curvature_form=form, strength=0.1), task)
+
+
+@pytest.mark.parametrize("task", TASKS[1:])
+def test_squares_of_single_samples(task):
+    agree(Fola(fisher="per_sample", strength=1), task)
