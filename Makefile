@@ -5,9 +5,6 @@ INSTALLED := .venv/installed
 # Python 3.12 and later can tell which lines run at almost no cost.
 COVERAGE := COVERAGE_CORE=$(shell $(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 
-# tests/conftest.py says which tests stay together, and which come first.
-SPREAD := --numprocesses=2 --dist=loadgroup --no-loadscope-reorder
-
 .PHONY: setup demo test quick check docs golden bench chaos format clean
 
 setup: $(INSTALLED)
@@ -23,13 +20,13 @@ demo: setup
 	$(BIN)/fl-lightning demo
 
 test: setup check
-	$(COVERAGE) $(BIN)/python -m pytest $(SPREAD) --cov --cov-report=
+	$(COVERAGE) $(BIN)/python -m pytest --numprocesses=2 --cov --cov-report=
 	@echo "lines of fl_lightning, tune and analysis that tests run: $$($(BIN)/coverage report --format=total) %" \
 	    "(coverage report shows which are left)"
 
 # Without what starts processes, writes to a store or takes long: for the inner loop, in under two minutes.
 quick: setup check
-	$(BIN)/python -m pytest $(SPREAD) -m 'not slow'
+	$(BIN)/python -m pytest --numprocesses=2 -m 'not slow'
 
 check: setup
 	$(BIN)/ruff check .

@@ -22,14 +22,15 @@ torch.set_num_threads(1)
 SLOW_MODULES = {"multiprocessing", "nbclient", "ray", "selenium", "subprocess"}
 SLOW_HELPERS = {"tests.processes", "tests.servers", "tests.tune.clusters"}
 SLOW_FIXTURES = {"empty_store"}
+# All tests of a folder have one Ray; the many of a file have nothing in common.
+SHARED_CLUSTER = "tests/workers/"
+APART = {"tests/methods/test_contract.py", "tests/test_golden.py", "tests/test_kill.py"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks which tests stay together
 def pytest_collection_modifyitems(items):
     """Mark tests as slow by what they use, beside those that say so themselves; `make quick` runs the others.
 
-    Those of a file stay together in one of xdist's workers, since they share clusters, servers and stores; all that use
-    the same cluster do. They come first: the many that take no time fill up the end, where nobody shall wait.
+    In xdist's workers they come first: the many that take no time fill up the end, where nobody shall wait.
     """
     for item in items:
         names = vars(getattr(item, "module", None) or object).values()
@@ -38,11 +39,24 @@ def pytest_collection_modifyitems(items):
         fixtures = set(getattr(item, "fixturenames", ()))
         if uses & SLOW_MODULES or helpers & SLOW_HELPERS or fixtures & SLOW_FIXTURES:
             item.add_marker(pytest.mark.slow)
-            item.add_marker(
-                pytest.mark.xdist_group("ray_here" if "ray_here" in fixtures else item.nodeid.partition("::")[0])
-            )
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """The tests of a file stay together in one of xdist's workers, since they share clusters, servers and stores."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            if file.startswith(SHARED_CLUSTER):
+                return SHARED_CLUSTER
+            return nodeid if file in APART else file
+
+    config.option.loadscopereorder = False  # the order is that of the collection
+    return ByFile(config, log)
 
 
 def made_once(tmp_path_factory):

@@ -1,14 +1,14 @@
 """Processes of their own that cost nothing to start: they are forked from one that has imported everything.
 
 They are as real as any: they can be killed, have an environment of their own, and see no state of the tests. Where the
-start of the interpreter and the imports are the subject, `subprocess` is the way.
+start of the interpreter, the imports or signals are the subject, `subprocess` is the way.
 """
 
 import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,30 +30,23 @@ def started(target: Callable[..., object], *arguments: object) -> multiprocessin
     return process
 
 
-class Begun:
-    """A process whose output is kept until it has ended."""
-
-    def __init__(self, main: Callable[[list[str]], int], *arguments: object, **environment: str) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        words, variables = [str(argument) for argument in arguments], {**os.environ, **environment}
-        self._process = started(_told, main, words, variables, self._folder.name)
-        self.pid = self._process.pid
-
-    def done(self, seconds: float | None = None) -> Done:
-        self._process.join(seconds)
-        assert self._process.exitcode is not None, "it does not end"
-        with self._folder as folder:
-            return Done(self._process.exitcode, Path(folder, "out").read_text(), Path(folder, "err").read_text())
-
-
 def fl_lightning(*arguments: object, **environment: str) -> Done:
     """The program, as the shell would run it."""
-    return Begun(program, *arguments, **environment).done()
+    return _done(program, arguments, environment)
 
 
 def contract_tests(*arguments: object, **environment: str) -> Done:
     """python -m fl_lightning.testing."""
-    return Begun(testing, *arguments, **environment).done()
+    return _done(testing, arguments, environment)
+
+
+def _done(main: Callable[[list[str]], int], arguments: tuple[object, ...], environment: Mapping[str, str]) -> Done:
+    with tempfile.TemporaryDirectory() as folder:
+        words, variables = [str(argument) for argument in arguments], {**os.environ, **environment}
+        process = started(_told, main, words, variables, folder)
+        process.join()
+        assert process.exitcode is not None
+        return Done(process.exitcode, Path(folder, "out").read_text(), Path(folder, "err").read_text())
 
 
 def program(words: list[str]) -> int:

@@ -2,12 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from fl_lightning.system import interrupts
-from tests.processes import Begun, program
 from tests.tune.clusters import tracked, wait_for_rounds
 
 
@@ -49,12 +50,13 @@ def test_signals_are_taken_back_only_by_who_had_them(installed):
 @pytest.mark.parametrize("number", interrupts.SIGNALS)
 def test_a_stopped_run_says_so_and_is_recorded_as_killed(out, engine, number):
     settings = ["--data.clients", "5", "--model.hidden", "[8]", "--federation.rounds", "2000", "--engine", engine]
-    process = Begun(program, "run", *settings, "--out", out, "--quiet")
-    wait_for_rounds(out, 3)
-    time.sleep(0.05)
-    os.kill(process.pid, number)
-    done = process.done(60)
-    assert done.returncode == 128 + number
-    assert done.stderr.strip() == "fl-lightning: stopped; finished rounds are saved, the same command goes on"
+    command = [sys.executable, "-m", "fl_lightning", "run", *settings, "--out", str(out), "--quiet"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_rounds(out, 3)
+        time.sleep(0.05)
+        os.kill(process.pid, number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert errors.strip() == "fl-lightning: stopped; finished rounds are saved, the same command goes on"
     (run,) = tracked(out)[1]
     assert run.info.status == "KILLED"

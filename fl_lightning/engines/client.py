@@ -89,7 +89,7 @@ class ClientFit:
         pulls = [self.pull[name] for name in free]
         if scale != 1:  # the loss was scaled for half precision, and gradients will be unscaled where they are
             self.gradient = None
-            pulls = torch._foreach_mul(pulls, scale)
+            pulls = list(torch._foreach_mul(pulls, scale))
         torch._foreach_add_(pulls, list(free.values()))
         for name, total in zip(free, pulls, strict=True):
             self.params[name].grad = total

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.__version__ import version
 from pytorch_lightning.loops.fetchers import _DataFetcher
 from pytorch_lightning.loops.optimization.automatic import Closure, ClosureResult
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
@@ -46,7 +47,7 @@ KNOWN = ("2.6.",)
 
 def lean(trainer: pl.Trainer) -> None:
     """Give a Trainer the lean loop, if its Lightning is one whose loop is known here."""
-    if pl.__version__.startswith(KNOWN):
+    if version.startswith(KNOWN):
         trainer.fit_loop.epoch_loop = LeanEpochLoop(trainer, trainer.min_steps, trainer.max_steps)
 
 
@@ -153,7 +154,7 @@ class Step:
 
         progress.step.increment_ready()
         before, module._current_fx_name = module._current_fx_name, "optimizer_step"
-        optimiser.step(closure=closure)
+        optimiser.step(closure=closure)  # type: ignore[arg-type]  # a tensor, as Lightning has it
         module._current_fx_name = before
         progress.step.increment_completed()
         (result,) = results
@@ -174,7 +175,7 @@ class Step:
         return ClosureResult.from_training_step_output(output)
 
 
-def is_plain(trainer: pl.Trainer) -> bool:
+def is_plain(trainer: Any) -> bool:
     """Whether nothing is to be done in an epoch of this fit that the lean loop does not know."""
     module, precision = trainer.lightning_module, trainer.precision_plugin
     return (
@@ -193,7 +194,7 @@ def is_plain(trainer: pl.Trainer) -> bool:
     )
 
 
-def _called(trainer: pl.Trainer, name: str) -> tuple[Callable[..., Any], ...]:
+def _called(trainer: Any, name: str) -> tuple[Callable[..., Any], ...]:
     """Everybody's hook of this name, callbacks first."""
     module = trainer.lightning_module
     callbacks = [partial(getattr(one, name), trainer, module) for one in trainer.callbacks if _overrides(one, name)]
