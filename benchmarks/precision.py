@@ -20,7 +20,7 @@ from fl_lightning.record import RoundRecord
 from fl_lightning.task import Task
 
 TURNS = 4
-SAMPLES = 640
+SAMPLES = 64
 
 
 def measure_precision(work: Work) -> list[Row]:
