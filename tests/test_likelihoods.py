@@ -233,7 +233,8 @@ def test_what_a_round_of_regression_measures():
 
 def test_data_are_divided_by_what_stands_for_a_class():
     y = torch.tensor([5.0, 1.0, 3.0, 2.0, 4.0, 9.0, 8.0, 7.0, 6.0, 0.0])
-    assert Regression().strata(y).tolist() == y.long().tolist()
+    assert Regression().strata(y).tolist() == (y >= 5).long().tolist()
+    assert Regression().strata(torch.arange(100.0)).bincount().tolist() == [10] * 10
     assert MultiLabel().strata(torch.tensor([[0, 1], [1, 1], [0, 0]])).tolist() == [1, 0, 2]
     assert Binary().strata(torch.tensor([True, False])).tolist() == [1, 0]
     assert Tokens().strata(torch.zeros(2, 3)) is None

@@ -70,10 +70,10 @@ class Regression(Likelihood):
         return {self.metric: float(explained.mean()), "RMSE": math.sqrt(float(tally.sum()) / y.numel())}
 
     def strata(self, targets: Tensor) -> Tensor:
-        """The tenth of all samples that a sample belongs to by its first target."""
+        """The tenth of all samples that a sample belongs to by its first target; of few samples, parts of four."""
         first = targets.reshape(len(targets), -1)[:, 0].double()
         ranks = first.argsort(stable=True).argsort(stable=True)
-        return ranks * RANGES // len(first)
+        return ranks * min(RANGES, max(1, len(first) // 4)) // len(first)
 
     def product(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
         return diagonal_product(self._precision(outputs), vectors)

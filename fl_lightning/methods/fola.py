@@ -55,16 +55,20 @@ With `trust`, the damping of a layer (or of all parameters, if the form knows no
     ||mu_S - mu_A|| <= trust sqrt(sum_n ||mu_n - mu_A||^2)          mu_A = sum_n p_n mu_n
 
 as far as all clients together have moved: in directions in which the precisions are small, a product may go farther.
+
+With `backtracking`, a client whose J_n has risen goes back towards mu_S until it has not (`backtracking.py`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fl_lightning import variates
+from fl_lightning.backtracking import backtracked
 from fl_lightning.batching import loss_is_likelihood
 from fl_lightning.curvature.e_full import EigenOrder
 from fl_lightning.curvature.fisher import FisherKind
@@ -157,6 +161,8 @@ class Fola(Method):
             limit.
         trust: How far from the average a product may go, in units of the clients' own distances from it; null is any
             distance.
+        backtracking: Whether a client that ends a round with a higher loss (prior and cavity included) than it began
+            with goes back by halves; two more passes over its data.
     """
 
     aggregation: Literal["product", "average"] = "product"
@@ -182,6 +188,7 @@ class Fola(Method):
     cavity: bool = False
     cavity_limit: float | None = 5.0
     trust: float | None = None
+    backtracking: bool = False
 
     def __post_init__(self) -> None:
         require(0 <= self.strength < float("inf"), f"method.strength must be finite and >= 0, got {self.strength}")
@@ -265,7 +272,10 @@ class Fola(Method):
         return self._form.observe(trace, step)
 
     def report(self, local: Local, context: Context) -> Report:
-        posterior = self._posterior(local, context)
+        kept = local
+        if self.backtracking:
+            kept = local._replace(params=backtracked(local, context.start, self.penalty(context)))
+        posterior = self._posterior(kept, context)
         if not self.cavity:
             return Report(posterior)
         return Report(posterior, variates.change_along_path(local, context.start, context.shared.control))
@@ -351,9 +361,9 @@ class Fola(Method):
 
     @property
     def extra_passes(self) -> int:
-        return self._form.extra_passes
+        return self._form.extra_passes + 2 * self.backtracking
 
-    @property
+    @cached_property  # `observe` asks for it in every step
     def _form(self) -> Form:
         """How curvature is measured, in the form that the user has chosen."""
         measuring = Measuring(

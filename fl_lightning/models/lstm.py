@@ -8,7 +8,7 @@ from fl_lightning.errors import require
 
 
 class Lstm(nn.Module):
-    """LSTM over tokens: an embedding, two layers of 256 units, a linear layer; 815,354 parameters for 90 characters.
+    """LSTM over tokens: an embedding, two layers of 256 units, a linear layer; 822,570 parameters for 90 characters.
 
     It says a class for every position (data.task tokens), each from what it has read so far, or one for the whole
     sequence, from its end. McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data,

@@ -87,7 +87,9 @@ def test_a_run_of_every_task(name, model, file):
     )
     problem = build(config)
     assert problem.task.likelihood == likelihood
-    rounds = federate(Fola(strength=1), problem.task, problem.dataset, problem.clients, Training(lr=0.1), Federation(1))
+    rounds = federate(
+        Fola(strength=1), problem.task, problem.dataset, problem.clients, Training(lr=0.1), Federation(rounds=1)
+    )
     found = measure(Fola(strength=1), problem.task, problem.dataset, next(rounds)).metrics
     assert found["GA"] <= 1
     assert ("RMSE" in found) == isinstance(likelihood, Regression)

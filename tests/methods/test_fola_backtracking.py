@@ -1,0 +1,69 @@
+"""FOLA's backtracking: nothing for clients that go downhill, the longest of the halved steps for those that do not."""
+
+import pytest
+import torch
+
+from fl_lightning.backtracking import HALVINGS, backtracked
+from fl_lightning.engines.functional import Functional
+from fl_lightning.methods.fola import Fola
+from fl_lightning.params import flatten, zip_map
+from fl_lightning.penalty import Linear
+from fl_lightning.task import Weights
+from tests.cases import ENGINES, equal_bits, largest_difference, ragged
+
+CAVITY = {"cavity": True, "strength": 1.0, "damping": 0.1}
+
+
+def clients_of(case, method):
+    """The clients of the first round, with the model they have started from."""
+    record = next(iter(case.run(method, Functional(chunk=1))))
+    return record.before.state.params, [result.local for result in record.clients]
+
+
+def objective(local, params, slopes):
+    """By hand: all samples of the client at once."""
+    x, y = local.data.fetch(local.data.indices)
+    with local.task.evaluating():
+        loss = torch.nn.functional.cross_entropy(local.task.logits(Weights(params, local.buffers), x), y)
+    return float(loss + flatten(slopes) @ flatten(params))
+
+
+def test_who_goes_downhill_is_left_as_it_is():
+    case = ragged(torch.float64).changed(rounds=3, lr=0.01)
+    for plain, back in zip(case.run(Fola(**CAVITY)), case.run(Fola(**CAVITY, backtracking=True)), strict=True):
+        assert equal_bits(plain.after.state.params, back.after.state.params)
+
+
+@pytest.mark.parametrize("length", [1.0, 30.0])
+def test_the_longest_step_that_does_not_rise(length):
+    """Of every client, with an objective that has a minimum between the start and a point far beyond the model."""
+    start, locals_ = clients_of(ragged(torch.float64), Fola())
+    shares = []
+    for local in locals_:
+        far = zip_map(lambda x, y: x + length * (y - x), start, local.params)
+        slopes = zip_map(lambda p: torch.full_like(p, 0.01), start)
+        found = backtracked(local._replace(params=far), start, Linear(slopes))
+        steps = [0.5**k for k in range(HALVINGS + 1)] + [0.0]
+        tried = {s: zip_map(lambda x, y, s=s: x + s * (y - x), start, far) for s in steps}
+        share = next(s for s in steps if objective(local, tried[s], slopes) <= objective(local, start, slopes))
+        assert largest_difference(found, tried[share]) < 1e-12
+        shares.append(share)
+    assert length == 1.0 or min(shares) < 1.0, "nobody had to go back"
+
+
+def test_a_model_that_is_no_number_is_the_start():
+    start, (local, *_) = clients_of(ragged(torch.float64), Fola())
+    broken = local._replace(params=zip_map(lambda p: p * float("nan"), local.params))
+    assert equal_bits(backtracked(broken, start, None), start)
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_a_round_with_a_client_that_overshoots(engine):
+    """At a rate at which clients climb, the round is steadier and still the same on all engines."""
+    case = ragged(torch.float64).changed(rounds=2, lr=3.0)
+    method = Fola(**CAVITY | {"strength": 0.0}, backtracking=True)
+    mine = [record.after.state.params for record in case.run(method, engine)]
+    reference = [record.after.state.params for record in case.run(method, Functional(chunk=1))]
+    assert max(map(largest_difference, mine, reference)) < 1e-9
+    plain = [record.after.state.params for record in case.run(Fola(**CAVITY | {"strength": 0.0}), engine)]
+    assert not equal_bits(mine[-1], plain[-1])
