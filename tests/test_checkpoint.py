@@ -121,3 +121,33 @@ def test_a_checkpoint_of_an_earlier_version_is_one_clear_line(tmp_path):
     path.write_bytes(path.read_bytes().replace(checkpoint.FORMAT.encode(), b"fl_lightning checkpoint 1", 1))
     with pytest.raises(UserError, match=r"another version \(fl_lightning checkpoint 1\); start this run again with"):
         checkpoint.read(tmp_path, "id", snapshot(0))
+
+
+def test_a_round_of_a_long_run_is_saved_without_the_earlier_ones(tmp_path):
+    history = [Measurement({"GA": number / 7}, {"client": [number]}) for number in range(120)]
+    for round in range(1, 121):
+        checkpoint.write(tmp_path, "id", snapshot(round), history[:round])
+        names = sorted(path.name for path in tmp_path.glob("rounds-*"))
+        assert len(names) == (round - 1) // 50
+        if round == 51:
+            first = (tmp_path / "rounds-50.json").stat().st_mtime_ns
+    assert (tmp_path / "rounds-50.json").stat().st_mtime_ns == first  # written once
+    assert b"GA" in (tmp_path / checkpoint.CURRENT).read_bytes()
+    assert checkpoint.read(tmp_path, "id", snapshot(0)).history == history
+    (tmp_path / checkpoint.CURRENT).write_bytes(b"garbage")
+    saved = checkpoint.read(tmp_path, "id", snapshot(0))
+    assert (saved.snapshot.round, saved.history) == (119, history[:119])
+    checkpoint.write(tmp_path, "id", snapshot(120), history)  # goes on beside what is left
+    assert checkpoint.read(tmp_path, "id", snapshot(0)).history == history
+
+
+def test_damaged_numbers_of_earlier_rounds_are_not_believed(tmp_path):
+    history = [Measurement({"GA": 0.25}, {})] * 60
+    for round in (59, 60):
+        checkpoint.write(tmp_path, "id", snapshot(round), history[:round])
+    path = tmp_path / "rounds-50.json"
+    path.write_bytes(path.read_bytes().replace(b"0.25", b"0.95"))
+    with pytest.raises(UserError, match=r"lost the numbers of earlier rounds .*rounds-50\.json does not match"):
+        checkpoint.read(tmp_path, "id", snapshot(0))
+    checkpoint.remove(tmp_path, current=True)
+    assert not list(tmp_path.iterdir())

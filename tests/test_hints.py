@@ -126,6 +126,16 @@ def test_the_bar_starts_at_zero_and_tells_of_resuming(capsys):
     assert "0/3" not in text
 
 
+def test_what_is_waited_for_before_the_first_round_starts_no_bar(capsys):
+    with Progress(3, "mine") as bar:
+        activity.wait("starting Ray on this machine")
+        assert bar._bar is None  # its rate would count the seconds that Ray takes
+        activity.say("0 of 4 clients trained")
+        assert bar._bar is not None
+        activity.wait("waiting for a worker to start")
+    assert "0/3" in capsys.readouterr().err
+
+
 def test_a_finished_run_shows_no_bar_and_a_quiet_one_nothing(capsys):
     with Progress(2, "mine") as bar:
         bar.show(1, measurement())

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from fl_lightning import discovery
-from fl_lightning.config import Compute, Model, configure
+from fl_lightning.computing import Compute, Model
+from fl_lightning.config import configure
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.errors import UserError
 from fl_lightning.likelihoods import Regression, Tokens

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fl_lightning.config import Compute, configure
+from fl_lightning.computing import Compute
+from fl_lightning.config import configure
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError

@@ -53,7 +53,7 @@ def read(name: str, scale: str | None = None, overrides: Mapping[str, Any] | Non
         raise unknown("scale", scale, scales)
     for known in scales:
         _require_plain(f"{name}: the name of a scale", known)
-    scale = scale or (DEFAULT_SCALE if DEFAULT_SCALE in scales else next(iter(scales), ""))
+    scale = _usual(scale, scales)
     changes = (scales[scale] or {}) if scale else {}
     require(isinstance(changes, Mapping), f"{name}: scale {scale} must be a mapping, got {changes!r}")
     for key, value in changes.items():
@@ -61,10 +61,25 @@ def read(name: str, scale: str | None = None, overrides: Mapping[str, Any] | Non
         content[key] = _merged(f"{name}: {key}", key == "base", content[key], value) if merges else value
     if usual != (now := _data_of(content)) and content.get("about"):
         content["about"] = f"{content['about']} (At this scale on {now} instead of {usual}.)"
+    content.pop("workers", None)  # see `workers_of`
     title = Path(name).stem if _is_file(name) else name
     if "draw" in content:
         return _picture(title, scale or "", content, overrides or {})
     return _with_default_metric(_pin(_parse(title, scale or "", content), overrides or {}), content)
+
+
+def workers_of(name: str, scale: str | None = None) -> int | str | None:
+    """What a file says about the processes in which a trial trains its clients, if anything: no part of the study."""
+    content = _read(name)
+    scales = content.get("scales") or {}
+    chosen = scales.get(_usual(scale, scales)) if isinstance(scales, Mapping) else None
+    found: int | str | None = (chosen if isinstance(chosen, Mapping) else {}).get("workers", content.get("workers"))
+    return found
+
+
+def _usual(scale: str | None, scales: Mapping[str, Any]) -> str:
+    """The scale that is asked for, or the usual one of a study."""
+    return scale or (DEFAULT_SCALE if DEFAULT_SCALE in scales else next(iter(scales), ""))
 
 
 def _merged(where: str, flatten: bool, old: Any, new: Any) -> dict[str, Any]:

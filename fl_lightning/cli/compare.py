@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning import config as configuration
-from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers, split_off_stop
+from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers, split_off_stop, with_files
 from fl_lightning.cli.hints import GA_AND_LA, command, is_server, look, shown
 from fl_lightning.cli.table import add_formats
 from fl_lightning.errors import UserError, require
@@ -37,11 +37,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="runs at once, at most [all cores]")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
-    options, flags = parser.parse_known_args(list(arguments))
+    options, flags = with_files(parser, arguments)
     from tune import study_file  # which imports this package
     from tune.comparison import name_of
 
-    flags = [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
     require(0 < options.threshold <= 1, f"--threshold must lie in (0, 1], got {options.threshold:g}; 0.8 is 80 %")
     options.workers = number_of_workers(options.workers)
     require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")

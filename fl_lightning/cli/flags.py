@@ -1,12 +1,15 @@
 """The flags of a command."""
 
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn
 
 from fl_lightning.errors import UserError, require
 from fl_lightning.stopping import Stop, stop_of
+
+# Options that a configuration file may hold beside the settings of a run: who computes, which changes no number.
+COMPUTING = ("workers", "address", "resources.cpu", "resources.gpu")
 
 
 class CommandParser(ArgumentParser):
@@ -21,10 +24,21 @@ class CommandParser(ArgumentParser):
 
 def add_workers(parser: ArgumentParser, what: str = "the clients of a round train") -> None:
     """The flags that say who computes; none of them changes a number."""
-    parser.add_argument("--workers", default="1", metavar="N", help=f"processes in which {what}, or auto [1]")
+    parser.add_argument("--workers", metavar="N", help=f"processes in which {what}, or auto [1]")
     parser.add_argument("--address", help="of a Ray cluster, or auto; without it this machine computes")
     parser.add_argument("--resources.cpu", type=float, default=1.0, metavar="N", help="CPUs of one process [1]")
     parser.add_argument("--resources.gpu", type=float, default=0.0, metavar="N", help="GPUs, or part of one [0]")
+
+
+def with_files(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """The options of a command, and the settings of the run; flags override those of --config files."""
+    from fl_lightning.config import read_yaml  # only who runs something waits for it
+
+    options, _ = parser.parse_known_args(list(arguments))
+    from_files = [flag for path in options.config for flag in read_yaml(path)]
+    computing = [flag for flag in from_files if flag.removeprefix("--").partition("=")[0] in COMPUTING]
+    options, flags = parser.parse_known_args([*computing, *arguments])
+    return options, [flag for flag in from_files if flag not in computing] + flags
 
 
 def split_off_stop(flags: Sequence[str]) -> tuple[Stop | None, list[str]]:
@@ -47,12 +61,13 @@ def split_off_stop(flags: Sequence[str]) -> tuple[Stop | None, list[str]]:
     return stop_of(given), rest
 
 
-def number_of_workers(text: str) -> "int | Literal['auto']":
+def number_of_workers(text: str | None) -> "int | Literal['auto']":
     """What `--workers` says.
 
-    >>> number_of_workers("8"), number_of_workers("auto")
-    (8, 'auto')
+    >>> number_of_workers("8"), number_of_workers("auto"), number_of_workers(None)
+    (8, 'auto', 1)
     """
+    text = text or "1"
     require(
         text == "auto" or (text.isdecimal() and int(text) >= 1),
         f"--workers must be a whole number from 1 on, or auto, got {text!r}",

@@ -22,6 +22,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.partition import Split, class_counts, content_hash, counted, divide, own_tests
 from fl_lightning.errors import require
 from fl_lightning.inputs import several
+from fl_lightning.type_words import type_name
 
 # More panels than this are no picture, more rows no table that anybody reads.
 MOST_SPLITS, MOST_ROWS = 24, 100
@@ -292,5 +293,5 @@ def _explained(names: Mapping[str, str]) -> str:
             choice = f" One of {', '.join(discovery.names('data'))}." if key == "data" else ""
             default = item.default if isinstance(item.default, str) else json.dumps(item.default)
             text = fill(f"{item.help}{choice} [{default}]", 110, initial_indent=" " * 8, subsequent_indent=" " * 8)
-            entries.append(f"  --{key} {configuration.type_name(item.type)}\n{text}")
+            entries.append(f"  --{key} {type_name(item.type)}\n{text}")
     return "\n".join(entries)

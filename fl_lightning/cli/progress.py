@@ -73,6 +73,14 @@ class Progress:
             self._advised = True
             self._write(f"warning: after round {round}: {advice}")
 
+    def wait(self, doing: str) -> None:
+        """Show what is waited for before anything is computed; no part of the rate."""
+        if self._bar is None and self._note is not None:
+            interrupts.check()
+            self._note.set_description_str(f"{self._label}: {doing} ...")
+        else:
+            self.tell(doing)
+
     def tell(self, doing: str) -> None:
         """Show what is being computed, as often as one can read it."""
         interrupts.check()
@@ -113,7 +121,7 @@ class Progress:
             self._bar.close()
 
     def __enter__(self) -> "Progress":
-        self._listening = activity.heard_by(self.tell, notes=not self._quiet)
+        self._listening = activity.heard_by(self.tell, notes=not self._quiet, waiting=self.wait)
         self._listening.__enter__()
         if not self._quiet:
             self._note = note_line(f"{self._label}: loading")

@@ -10,11 +10,12 @@ from textwrap import fill
 
 from fl_lightning import config as configuration
 from fl_lightning import discovery
-from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers, split_off_stop
+from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers, split_off_stop, with_files
 from fl_lightning.cli.hints import look
 from fl_lightning.config import PARTS, Field, RunConfig
 from fl_lightning.errors import require
 from fl_lightning.stopping import Stop
+from fl_lightning.type_words import type_name
 
 DIVERGED = 3
 # The numbers of the last round that a user wants to see first.
@@ -84,8 +85,7 @@ def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--print_config", "--print-config", action="store_true")
-    options, flags = parser.parse_known_args(list(arguments))
-    return options, [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
+    return with_files(parser, arguments)
 
 
 def tags_of(options: Namespace) -> dict[str, str]:
@@ -118,7 +118,10 @@ def help_text(flags: Sequence[str]) -> str:
         "usage: fl-lightning run [--config FILE.yaml] [--KEY VALUE ...]",
         "",
         "options",
-        *_entry("--config FILE", "YAML file with settings; flags override it. May be given several times."),
+        *_entry(
+            "--config FILE",
+            "YAML file with settings, and `workers: N` if you like; flags override it. May be given several times.",
+        ),
         *_entry("--print_config", "Write the complete configuration as YAML and stop."),
         *_entry("--out FOLDER", "Folder of everything that runs leave, and of the MLflow store. [runs]"),
         *_entry("--fresh", "Forget what an earlier process has computed for these settings."),
@@ -182,7 +185,7 @@ def _with_default(key: str, item: Field, names: Mapping[str, str]) -> str:
 
 
 def _metavar(item: Field) -> str:
-    return configuration.type_name(item.type)
+    return type_name(item.type)
 
 
 def _label(config: RunConfig) -> str:

@@ -49,12 +49,13 @@ def main(arguments: Sequence[str]) -> int:
     require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
     from fl_lightning.cluster.connection import Resources
     from tune.picture import Picture
-    from tune.study_file import read
+    from tune.study_file import read, workers_of
     from tune.sweep import Options
 
     study = read(options.study, options.scale, flags_to_settings(flags))
     resources = Resources(getattr(options, "resources.cpu"), getattr(options, "resources.gpu"))
-    workers = number_of_workers(options.workers)
+    said = workers_of(options.study, options.scale)
+    workers = number_of_workers(options.workers or (None if said is None else str(said)))
     how = Options(
         options.out.resolve(), options.address, resources, options.max_concurrent, options.fresh, workers=workers
     )
@@ -115,6 +116,8 @@ def draw(picture: "Picture", out: Path) -> int:
 
 def dry_run(study: "Study", how: "Options") -> None:
     """Say what a sweep would cost."""
+    from fl_lightning.cluster.connection import local_nodes
+    from fl_lightning.workers.crew import check_held
     from tune.best import listed
     from tune.estimate import forecast
     from tune.follow_up import longer, on_fresh_seeds
@@ -122,12 +125,16 @@ def dry_run(study: "Study", how: "Options") -> None:
     from tune.packing import units
     from tune.sweep import fitting, local_slots, missing
 
+    each = 1 if how.workers == "auto" else how.workers
+    if how.address is None:
+        check_held(each, local_nodes(), how.resources)
     contests = len(study.cases) * len(environments(study))
     confirming = contests * (len(study.confirm.seeds) if study.confirm else 0)
     if study.search.algorithm == "optuna":
         number = contests * (study.search.samples or 0)
         runs = number * len(study.seeds)
         print(f"{number} settings in {contests} contests, {runs} runs at most; Optuna chooses them as it goes")
+        _say_workers(how)
         if study.confirm is not None:
             print(f"then {confirming} runs that confirm the best settings on seeds {listed(study.confirm.seeds)}")
         return
@@ -149,16 +156,25 @@ def dry_run(study: "Study", how: "Options") -> None:
     if not todo:
         return
     work = units(todo)
-    slots = min(how.max_concurrent or sys.maxsize, local_slots(how.resources), fitting(study.memory))
+    room = max(1, local_slots(how.resources) // each)
+    slots = min(how.max_concurrent or sys.maxsize, room, fitting(study.memory))
     print("measuring a small round of every kind of run ...", file=sys.stderr, flush=True)
     cost = forecast(work, slots, study.keep_checkpoints or study.continue_to is not None)
     shared = f"; {_duration(cost.alone)} if nothing were shared" if len(work) < len(todo) else ""
     print(f"time        about {_duration(cost.seconds)} with {slots} at once on this machine{shared}")
+    _say_workers(how)
     print(f"disk        about {_size(cost.bytes)} in {shown(how.out)}")
     if study.reference is not None:
         print(f"before      {_references(study)} reference runs, not counted above")
     if study.continue_to is not None:
         print(f"then        the best setting of each case and environment goes on to {study.continue_to} rounds")
+
+
+def _say_workers(how: "Options") -> None:
+    if how.workers == "auto":
+        print("workers     auto: each trial gets what too few trials leave free; the time is without them")
+    elif how.workers > 1:
+        print(f"workers     {how.workers} in each trial; the time is without them, at best they divide it by as many")
 
 
 class ProgressLine:

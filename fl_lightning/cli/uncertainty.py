@@ -10,6 +10,7 @@ from fl_lightning import config as configuration
 from fl_lightning.cli.flags import CommandParser
 from fl_lightning.config import Field
 from fl_lightning.system.text import render
+from fl_lightning.type_words import type_name
 
 SECTION = "uncertainty"
 COLUMNS = ("accuracy", "NLL", "Brier", "ECE", "adaptive_ECE", "classwise_ECE", "AURC")
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     for name, item in schema.items():
         default = item.default if isinstance(item.default, str) else json.dumps(item.default)
         text = f"{item.help} [{default}]".replace("%", "%%")
-        parser.add_argument(f"--{name}", metavar=configuration.type_name(item.type), help=text, default=None)
+        parser.add_argument(f"--{name}", metavar=type_name(item.type), help=text, default=None)
         # As `run` calls it, and as messages do.
         parser.add_argument(f"--{SECTION}.{name}", dest=name, help=argparse.SUPPRESS, default=None)
     options = parser.parse_args(list(arguments))

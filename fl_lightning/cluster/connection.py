@@ -60,7 +60,7 @@ def connected(address: str | None, resources: Resources) -> Iterator[list[Node]]
     if is_connected():
         yield _nodes(resources)
         return
-    activity.say(f"connecting to the Ray cluster at {address}" if address else "starting Ray on this machine")
+    activity.wait(f"connecting to the Ray cluster at {address}" if address else "starting Ray on this machine")
     os.environ.update(SETTINGS)
     if address is not None:
         _check_reachable(address)

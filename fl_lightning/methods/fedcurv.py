@@ -166,9 +166,10 @@ class FedCurv(Method):
         # The next cohort is not known yet: the worst client with data. SGD on the penalty overshoots above 1.
         total, clients = after.clients.total().fisher, after.clients
         others = (n for n, size in enumerate(cohort.server.sizes) if size > 0 and n not in clients)
-        outsider = next(others, None)  # any: all of them are pulled by the whole sum
-        able = clients.seen if outsider is None else (*clients.seen, outsider)
-        largest = max(float(flatten(zip_map(torch.sub, total, clients[n].fisher)).max()) for n in able)
+        if next(others, None) is not None:  # it is pulled by the whole sum, of terms that are not negative
+            largest = float(flatten(total).max())
+        else:
+            largest = max(float(flatten(zip_map(torch.sub, total, clients[n].fisher)).max()) for n in clients.seen)
         return {"prior_stability": 2 * cohort.training.lr * self.strength * largest}
 
     def advice(self, metrics: Mapping[str, float]) -> str:

@@ -61,6 +61,7 @@ With `backtracking`, a client whose J_n has risen goes back towards mu_S until i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -362,7 +363,7 @@ class Fola(Method):
     def extra_passes(self) -> int:
         return self._form.extra_passes + 2 * self.backtracking
 
-    @property
+    @cached_property  # `observe` asks for it in every step
     def _form(self) -> Form:
         """How curvature is measured, in the form that the user has chosen."""
         measuring = Measuring(

@@ -1,8 +1,9 @@
 """The server's state on disk: written after every round, atomically, the previous one kept.
 
 Reading executes no code. The file is a safetensors file whose header holds the round, the identity of the
-configuration, the numbers of all rounds so far, and checksums of the tensors and of the header itself, so that a
-damaged file is never taken for a good one. What clients remember is in files beside it, see `fl_lightning.runs.rows`.
+configuration, the numbers of the rounds so far, and checksums of the tensors and of the header itself, so that a
+damaged file is never taken for a good one. What clients remember is in files beside it, see `fl_lightning.runs.rows`,
+and so are the numbers of earlier rounds, see `fl_lightning.runs.earlier`.
 """
 
 import json
@@ -21,12 +22,14 @@ from fl_lightning.client_memory import ClientMemory
 from fl_lightning.errors import UserError
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.record import Measurement, Snapshot
-from fl_lightning.runs import rows
+from fl_lightning.runs import earlier, rows
 from fl_lightning.system.atomic import write_atomically
 from fl_lightning.system.tensor_seal import checksum, seal
 
 # Format 1 had no checksum of its header.
 FORMAT = "fl_lightning checkpoint 2"
+# With files of earlier rounds beside it.
+FORMAT_OF_LONG_RUNS = "fl_lightning checkpoint 3"
 # Written when a run has ended, by `fl_lightning.runs.files`.
 SETTINGS = "config.yaml"
 CURRENT, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
@@ -69,16 +72,19 @@ def write(folder: Path, identity: str, snapshot: Snapshot, history: Sequence[Mea
                 keep(f"{name}.default{pytree.keystr(below)}", value)
         else:
             numbers[name] = leaf
+    parts = earlier.write(folder, history, _earlier(folder / CURRENT, identity))
     header = {
-        "format": FORMAT,
+        "format": FORMAT_OF_LONG_RUNS if parts else FORMAT,
         "identity": identity,
         "round": str(snapshot.round),
         "numbers": json.dumps(numbers),
         "params": json.dumps({name: names[id(value)] for name, value in snapshot.state.params.items()}),
         "posterior": json.dumps(_described(getattr(snapshot.state, "posterior", None))),
-        "history": json.dumps([measurement._asdict() for measurement in history]),
+        "history": earlier.encoded(history[len(parts) * earlier.ROUNDS :]),
         "tensors": str(checksum(tensors)),
     }
+    if parts:
+        header["earlier"] = json.dumps(parts)
     if memories:
         header["rows"] = json.dumps(rows.write(folder, memories))
     header["checksum"] = seal(header)
@@ -179,6 +185,8 @@ def remove(folder: Path, current: bool) -> None:
     for name in (PREVIOUS, CURRENT) if current else (PREVIOUS,):
         (folder / name).unlink(missing_ok=True)
     rows.remove_others(folder, _named(folder / CURRENT))
+    if current:
+        earlier.remove(folder)
 
 
 def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -197,7 +205,7 @@ def _opened(path: Path) -> Iterator[tuple[dict[str, str], Any]]:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             given = header.get("format", "")
-            if given != FORMAT:
+            if given not in (FORMAT, FORMAT_OF_LONG_RUNS):
                 ours = given.startswith(FORMAT.rstrip("0123456789"))
                 raise DamagedError(
                     f"was written by another version ({given})" if ours else "is not a checkpoint of this program"
@@ -237,7 +245,10 @@ def _read_file(path: Path, identity: str, template: Snapshot) -> Saved:
         raise DamagedError(f"has lost what clients remember ({error})") from None
     whole = [next(memories) if isinstance(leaf, ClientMemory) else leaf for leaf in found]
     state, buffers = pytree.tree_unflatten(whole, structure)
-    history = [Measurement(**item) for item in json.loads(header["history"])]
+    try:
+        history = earlier.read(path.parent, _parts(header)) + earlier.decoded(header["history"])
+    except (OSError, ValueError) as error:
+        raise DamagedError(f"has lost the numbers of earlier rounds ({error})") from None
     return Saved(Snapshot(int(header["round"]), state, buffers), history)
 
 
@@ -275,6 +286,20 @@ def _rebuilt(described: Mapping[str, Any], values: Mapping[str, Any]) -> Gaussia
 def _extents(header: Mapping[str, str]) -> list[rows.Extent]:
     """The files with what clients remember."""
     return [rows.Extent(*extent) for extent in json.loads(header.get("rows", "[]"))]
+
+
+def _parts(header: Mapping[str, str]) -> list[earlier.Part]:
+    """The files with the numbers of earlier rounds."""
+    return [earlier.Part(*part) for part in json.loads(header.get("earlier", "[]"))]
+
+
+def _earlier(path: Path, identity: str) -> list[earlier.Part]:
+    """Those that the last checkpoint of this run has named, if there is one."""
+    try:
+        with _opened(path) as (header, _):
+            return _parts(header) if header["identity"] == identity else []
+    except DamagedError:
+        return []
 
 
 def _named(path: Path) -> set[str]:

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from tqdm import tqdm
 
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+_waiting: ContextVar[Callable[[str], None] | None] = ContextVar("waiting", default=None)
 _notes: ContextVar[bool] = ContextVar("notes", default=True)
 
 
@@ -28,6 +29,12 @@ def say(text: str) -> None:
         listener(text)
 
 
+def wait(text: str) -> None:
+    """Tell what is waited for before anything is computed, such as the start of Ray: no part of anybody's pace."""
+    if (listener := _waiting.get()) is not None:
+        listener(text)
+
+
 def note(text: str) -> None:
     """Tell the user, if somebody listens, what is worth a line that stays; not a warning."""
     if _listener.get() is not None and _notes.get():
@@ -40,11 +47,20 @@ def warn(text: str) -> None:
 
 
 @contextmanager
-def heard_by(listener: Callable[[str], None], notes: bool = True) -> Iterator[None]:
-    """Let this function hear what is said in the block; notes go to the error stream, unless they are not wanted."""
-    token, mode = _listener.set(listener), _notes.set(notes)
+def heard_by(
+    listener: Callable[[str], None], notes: bool = True, waiting: Callable[[str], None] | None = None
+) -> Iterator[None]:
+    """Let this function hear what is said in the block; notes go to the error stream, unless they are not wanted.
+
+    Args:
+        listener: Hears what is being computed.
+        notes: Whether notes are wanted.
+        waiting: Hears what is waited for before that; by default the listener does.
+    """
+    token, other, mode = _listener.set(listener), _waiting.set(waiting or listener), _notes.set(notes)
     try:
         yield
     finally:
         _listener.reset(token)
+        _waiting.reset(other)
         _notes.reset(mode)

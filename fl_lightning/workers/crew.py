@@ -87,7 +87,7 @@ def pool_of(wanted: Workers, number: int) -> Iterator[Pool]:
         check_held(number, local_nodes(), wanted.resources)
     with connected(wanted.address, wanted.resources) as nodes:
         check_held(number, nodes, wanted.resources)
-        activity.say(f"starting {number} workers")
+        activity.wait(f"starting {number} workers")
         pool = Pool(number, wanted.resources)
         try:
             yield pool

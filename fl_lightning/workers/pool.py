@@ -187,7 +187,7 @@ class Pool:
         import ray
 
         if all(member.preparing is not None for member in self._members):
-            activity.say("waiting for a worker to start")
+            activity.wait("waiting for a worker to start")
             nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
             require(
                 slots(nodes, self.resources) > 0,

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning import discovery
-from fl_lightning.config import PARTS, Compute, Model, configure, fields_of
+from fl_lightning.computing import Compute, Model
+from fl_lightning.config import PARTS, configure, fields_of
 from fl_lightning.data import augment
 from fl_lightning.data import partition as partitions
 from fl_lightning.data.dataset import Dataset

@@ -52,6 +52,14 @@ def test_a_yaml_file_is_read(tmp_path):
     assert (mine.search, mine.stop, mine.metric) == (Search(), None, "GA")
 
 
+def test_a_file_may_say_who_trains_the_clients_which_is_no_part_of_the_study(tmp_path):
+    plain = load(write(tmp_path, SMALL))
+    assert study_file.workers_of(write(tmp_path, SMALL)) is None
+    path = write(tmp_path, {**SMALL, "workers": 4, "scales": {"small": {}, "paper": {"workers": "auto"}}})
+    assert [study_file.workers_of(path, scale) for scale in (None, "small", "paper")] == [4, 4, "auto"]
+    assert load(write(tmp_path, {**SMALL, "workers": 4})).identity == plain.identity
+
+
 def test_a_python_file_says_the_same(tmp_path):
     code = f"rates = [8, 16]\nSTUDY = {SMALL!r}\nSTUDY['space'] = {{'training.batch_size': rates}}\n"
     same = load(write(tmp_path, code, "mine.py"))

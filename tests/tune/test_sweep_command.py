@@ -60,6 +60,16 @@ def test_a_dry_run_of_a_search_says_its_budget(tmp_path, out, capsys):
     assert "20 settings in 4 contests, 60 runs at most" in capsys.readouterr().out
 
 
+def test_a_dry_run_says_what_it_would_do_with_workers(tmp_path, out, capsys):
+    search = {"space": {"training.lr": {"uniform": [0.1, 1]}}, "search": {"algorithm": "optuna", "samples": 5}}
+    path = write(tmp_path, workers="auto", **search)
+    assert main(["sweep", path, "--dry-run", "--out", str(out)]) == 0
+    assert "workers     auto: each trial gets what too few trials leave free" in capsys.readouterr().out
+    assert main(["sweep", path, "--dry-run", "--out", str(out), "--workers", "2"]) == 0
+    assert "workers     2 in each trial" in capsys.readouterr().out
+    assert "at most" in refused(capsys, write(tmp_path), "--dry-run", "--out", str(out), "--workers", "5000")
+
+
 def test_a_sweep_on_this_machine_prints_a_table_and_goes_on(tmp_path, out, capsys):
     path = write(tmp_path, seeds=2, thresholds=[0.1])
     arguments = ["sweep", path, "--out", str(out), "--max-concurrent", "1"]
