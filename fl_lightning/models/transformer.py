@@ -34,7 +34,8 @@ class Block(nn.Module):
         if self.causal:
             ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
             scores = scores.masked_fill(ahead, -math.inf)
-        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        found: Tensor = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return found
 
 
 class Transformer(nn.Module):
