@@ -218,11 +218,13 @@ class Finish:
 
     def _report(self, trained: Iterable[tuple[Fit, Context]]) -> Iterator[Finished]:
         start = time.perf_counter()
+        known, penalty = None, None
         for fit, context in trained:
             if not all_finite(fit.local.params):
                 raise Diverged(fit.local.plan.round, fit.local.client)
             report = self.method.report(fit.local, context)
-            penalty = self.method.penalty(context)
+            if context is not known:  # the same for all clients, unless they remember anything
+                known, penalty = context, self.method.penalty(context)
             prior_loss = 0.0 if penalty is None else float(penalty.value(fit.local.params))
             result = ClientResult(fit.local._replace(trace=(), rule_state=()), fit.train_loss, prior_loss)
             now = time.perf_counter()

@@ -89,10 +89,13 @@ class Context(NamedTuple):
 
     def of_member(self, position: int) -> "Context":
         """The context as one member of the cohort sees it."""
-        return self.of_members(lambda leaf: leaf[position])._replace(own_start=False)
+        seen = self.of_members(lambda leaf: leaf[position])
+        return seen._replace(own_start=False) if seen.own_start else seen
 
     def of_members(self, part: Callable[[Tensor], Tensor]) -> "Context":
         """The context with a part of everything that is stacked over the cohort, such as some of its rows."""
+        if not self.own_start and isinstance(self.own, tuple) and not self.own:  # all see the same
+            return self
         start = zip_map(part, self.start) if self.own_start else self.start
         return self._replace(start=start, own=pytree.tree_map_only(Tensor, part, self.own))
 

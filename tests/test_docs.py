@@ -135,9 +135,11 @@ def test_the_studies_of_the_docs_are_studies(tmp_path):
         (tmp_path / f"study{number}.yaml").write_text(text)
     (tmp_path / "my_study.py").write_text(fenced("docs/sweeps.md", "python")[0])
     assert len(grid.cells(study_file.load(str(tmp_path / "study0.yaml")))) == 2 * (2 + 4)
-    honest = study_file.load(str(tmp_path / "study1.yaml"))
+    models = {cell.config.names["model"] for cell in grid.cells(study_file.load(str(tmp_path / "study1.yaml")))}
+    assert models == {"mlp", "cnn"}
+    honest = study_file.load(str(tmp_path / "study2.yaml"))
     assert (len(grid.cells(honest)), honest.metric, honest.confirm.seeds) == (18, "GA_validation", (2, 3, 4, 5, 6, 7))
-    assert study_file.load(str(tmp_path / "study2.yaml")).search.samples == 20
+    assert study_file.load(str(tmp_path / "study3.yaml")).search.samples == 20
     assert len(grid.cells(study_file.load(str(tmp_path / "my_study.py")))) == 6
 
 

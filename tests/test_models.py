@@ -189,7 +189,7 @@ class Breaks(nn.Module):
     [
         (OneSize, r"must take \(shape, num_classes\), .* got \(num_classes\)"),
         (NeedsMore, r"got \(shape, num_classes, width\); give the others defaults"),
-        (Breaks, "cannot be made for inputs of numbers of shape .* TypeError: unsupported operand"),
+        (Breaks, "cannot be made for inputs of numbers of shape .*TypeError: unsupported operand"),
     ],
 )
 def test_constructors_that_do_not_fit_are_refused(cls, message, monkeypatch):

@@ -136,9 +136,11 @@ def test_natural_clients(call, tmp_path, monkeypatch):
     )
     monkeypatch.setenv("FL_LIGHTNING_PLUGINS", str(tmp_path / "plugins"))
     flags = ["--data", "letters", "--data.partition", "natural"]
-    assert "use --data.clients 5, or data.partition natural_groups" in call(*flags)[2]
-    shown = json.loads(call(*flags, "--data.clients", 5, "--json")[1])["partitions"][0]
-    assert shown["clients"]["samples"] == [12] * 5
+    assert "leave it out, or use data.partition natural_groups" in call(*flags, "--data.clients", 4)[2]
+    for counted in ([], ["--data.clients", 5]):  # the data say how many there are
+        shown = json.loads(call(*flags, *counted, "--json")[1])["partitions"][0]
+        assert shown["clients"]["samples"] == [12] * 5
+        assert shown["settings"]["data.clients"] == 5
     groups = json.loads(call(*flags[:3], "natural_groups", "--data.clients", 2, "--json")[1])["partitions"][0]
     assert sorted(groups["clients"]["samples"]) == [24, 36]
     assert len(build(configure({"data": "letters", "data.partition": "natural", "data.clients": 5})).clients) == 5

@@ -29,7 +29,7 @@ from fl_lightning.cavity import of_precision
 from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.merging import Merging
-from fl_lightning.method import Cohort, Context, Local, Method, Server
+from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server
 from fl_lightning.params import Params, zeros, zip_map
 from fl_lightning.penalty import Quadratic
 from fl_lightning.rules.ivon import Ivon, require_own_momentum, require_settings
@@ -106,6 +106,10 @@ class FedIvon(Method):
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Diagonal]:
         return [report.posterior for report in reports]
+
+    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior:
+        """N(mu_S, .) with h_S, the mean curvature per sample."""
+        return OwnPosterior(Diagonal(state.params, zip_map(lambda a: a - self.prior, state.posterior.precision)))
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

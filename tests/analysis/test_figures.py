@@ -43,6 +43,11 @@ def error_table():
     return table.assign(AE=np.exp(-9 * table["GA"]), LF=np.exp(-9 * table["LA"]))
 
 
+def personal_table():
+    table = rounds_table()
+    return table.assign(PA_before=table["GA"], PA_after=0.5 + table["LA"] / 2)
+
+
 def trust_table():
     table = runs_table(alphas=ALPHAS, rounds=2)
     confidence, coverage = np.linspace(0.3, 0.97, 15), np.linspace(0, 1, 21)
@@ -87,6 +92,7 @@ DRAWN = {
         {"alpha 1": np.arange(30).reshape(6, 5), "alpha 2": np.zeros((6, 5), int)}
     ),
     "learning_curves": lambda: figures.learning_curves(rounds_table()),
+    "personal_curves": lambda: figures.personal_curves(personal_table()),
     "against_bytes": lambda: figures.against_bytes(rounds_table()),
     "against_seconds": lambda: figures.against_seconds(rounds_table()),
 }

@@ -186,8 +186,8 @@ def test_data_without_owners_are_refused(kind: str) -> None:
 
 
 def test_the_number_of_clients_to_give_is_named() -> None:
-    with pytest.raises(UserError, match=r"the number of owners in the data, 50, .* got 10; use --data.clients 50"):
-        partition(TEN_CLASSES, Split(10, "natural"), 0, torch.arange(2000) % 50)
+    with pytest.raises(UserError, match=r"the number of owners in the data, 50, .* got 12; leave it out"):
+        partition(TEN_CLASSES, Split(12, "natural"), 0, torch.arange(2000) % 50)
     with pytest.raises(UserError, match=r"at most the number of owners with samples, 50, .* got 51; lower it"):
         partition(TEN_CLASSES, Split(51, "natural_groups"), 0, torch.arange(2000) % 50)
 

@@ -106,7 +106,7 @@ def test_label_skew_needs_labels(file):
     [
         (np.arange(40) % 3.0, {}, "whole numbers as float64, .* say --data.task classification or regression"),
         (AMOUNTS, {"task": "classification"}, "whole numbers for classification, got"),
-        (np.arange(40) % 3, {"task": "binary"}, "nothing but 0 and 1, got 2"),
+        (np.arange(40) % 3, {"task": "binary"}, "nothing but 0 and 1 for binary, got 2"),
         (np.arange(40) % 3, {"noise": 2.0}, "noise of a regression, got 2 for data.task classification"),
         (np.eye(3)[np.arange(40) % 3].astype(int), {}, "argmax.* --data.task multilabel"),
     ],

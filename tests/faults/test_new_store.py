@@ -20,7 +20,7 @@ from fl_lightning.runs.track import EXPERIMENT, Tracker
 from tests.faults import workers
 from tests.processes import fl_lightning
 
-KILLS = 8
+KILLS = 20
 
 
 @pytest.fixture(autouse=True)

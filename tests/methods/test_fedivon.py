@@ -123,6 +123,17 @@ def test_8_traffic_is_two_models_each_way():
         assert (record.bytes_down, record.bytes_up) == (exact, exact)
 
 
+def test_its_own_posterior_is_the_curvature_per_sample():
+    """What predictions are made from: h_S = sum_n p_n h_n of the last round, without the prior."""
+    case, method = ragged(), FedIvon(prior=0.5)
+    last = case.run(method)[-1]
+    own = method.posterior(last.after.state, last.round, case.training, [len(one) for one in case.clients])
+    rows = [flatten(report.posterior.precision) - 0.5 for report in last.reports]
+    mean = sum(p * row for p, row in zip(last.cohort.weights, rows, strict=True))
+    assert torch.allclose(flatten(own.posterior.precision), mean, rtol=0, atol=1e-13)
+    assert (own.scale, own.prior) == (1.0, None)
+
+
 def test_diagnostics():
     method = FedIvon()
     last = ragged().run(method)[-1]

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tune.best import Keys, Tried, best, complete, keys_of, protocol
 
 scores = st.lists(st.sampled_from([0.1, 0.2, 0.3]), max_size=3)
-settings = st.lists(st.builds(Tried, scores, st.integers(0, 2)), max_size=6)
+settings = st.sampled_from([1, -1]).flatmap(
+    lambda sign: st.lists(st.builds(Tried, scores, st.integers(0, 2), st.just(sign)), max_size=6)
+)
 
 
 @given(settings)
@@ -25,7 +27,7 @@ def test_nothing_beats_the_best(tried):
         if len(one.scores) == len(found.scores):
             assert one.diverged >= found.diverged
             if one.diverged == found.diverged:
-                assert (one.mean, -number) <= (found.mean, -place)  # the earlier one of equals
+                assert (one.sign * one.mean, -number) <= (found.sign * found.mean, -place)  # the earlier one of equals
 
 
 @given(settings)

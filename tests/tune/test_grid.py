@@ -151,6 +151,7 @@ SIZES = {  # cells and runs at the paper's scale
     "mnist_curves": (15, 75),
     "mnist_first_round": (25 * 125 * 2, 187_500),
     "one_shot": (8 * 10 * 12, 8 * 10 * 12 * 3),
+    "personal": (4 * 4, 80),
     "structured": (6 * 6, 180),
     "rivals": (len(load("rivals").cases) * 5 * 20, len(load("rivals").cases) * 5 * 20 * 3),
 }

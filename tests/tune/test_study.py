@@ -274,6 +274,7 @@ def test_every_shipped_study_says_what_it_is_about():
         "mnist_curves",
         "mnist_first_round",
         "one_shot",
+        "personal",
         "ridge_demo",
         "rivals",
         "structured",

@@ -10,7 +10,7 @@ from fl_lightning.errors import UserError, require
 from fl_lightning.likelihoods.names import Name, likelihood_of
 
 # How a target is stored, by task.
-TYPES = {"classification": np.int64, "binary": np.int64, "multilabel": np.uint8, "tokens": np.int64}
+TYPES = {"classification": np.int64, "binary": np.bool_, "multilabel": np.bool_, "tokens": np.int64}
 
 
 def task_of(arrays: Mapping[str, Array], task: Name) -> Name:
@@ -59,9 +59,9 @@ def converted(name: str, y: Array, task: str) -> Array:
     broken = y != np.floor(y) if y.dtype.kind == "f" else np.zeros(1, bool)
     if broken.any():
         raise UserError(f"{name} must hold whole numbers for {task}, got {float(y[broken][0]):g}")
-    if task == "multilabel":
+    if task in ("binary", "multilabel"):
         odd = y[(y != 0) & (y != 1)]
-        require(len(odd) == 0, f"{name} must hold nothing but 0 and 1 for multilabel, got {float(odd[:1].sum()):g}")
+        require(len(odd) == 0, f"{name} must hold nothing but 0 and 1 for {task}, got {float(odd[:1].sum()):g}")
     return y.astype(TYPES[task])
 
 

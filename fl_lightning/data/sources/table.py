@@ -112,7 +112,7 @@ class Table(Source):
 
     def _task(self, targets: Array) -> Task:
         """Of prepared targets."""
-        kinds: dict[str, Task] = {"f": "regression", "u": "multilabel"}
+        kinds: dict[str, Task] = {"f": "regression", "b": "multilabel"}
         return self.task if self.task != "auto" else kinds.get(targets.dtype.kind, "classification")
 
     def _targets(self, table: "pd.DataFrame", labels: list[str]) -> tuple[Task, Array]:
