@@ -140,7 +140,7 @@ def parse(flags: Sequence[str]) -> RunConfig:
     schema = schema_of(names)
     check_flags(flags, schema, names)
     classes = (discovery.find(kind, names[part]) for part, (kind, _, _) in PARTS.items())
-    return build({**_typed_defaults(*classes, **names), **_given(schema, flags)})
+    return build({**_typed_defaults(tuple(schema), *classes, **names), **_given(schema, flags)})
 
 
 def _given(schema: Mapping[str, Field], flags: Sequence[str]) -> dict[str, Any]:
@@ -156,8 +156,8 @@ def _value(key: str, kind: Any, text: str) -> Any:
     return _typed({key: Field(kind, None, "")}, [f"--{key}={text}"])[key]
 
 
-def _defaults(*classes: type[Any], **names: str) -> dict[str, Any]:
-    """All settings of a run with these parts, as they are if none is given."""
+def _defaults(keys: tuple[str, ...], *classes: type[Any], **names: str) -> dict[str, Any]:
+    """All settings of a run with these parts, as they are if none is given; keys and classes are what it depends on."""
     return _typed(schema_of(names), []) | names
 
 
