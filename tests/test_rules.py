@@ -1,6 +1,6 @@
 """Local rules: pure functions of one client, the same numbers and the same noise on every engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ def with_rule(base, rule):
             states[local.plan.round, local.client] = local.rule_state
             return super().report(local, context)
 
-    method = Changed(**vars(base))
+    method = Changed(**{field.name: getattr(base, field.name) for field in fields(base)})
     return method, states
 
 

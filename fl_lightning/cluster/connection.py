@@ -12,10 +12,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import IO, Any, NamedTuple
 
 from fl_lightning.cluster.private import LOOPBACK, private, read_again
-from fl_lightning.cluster.session import enrol, session, sweep_up
+from fl_lightning.cluster.session import enrol, session, started_for, sweep_up
 from fl_lightning.errors import UserError, require
 from fl_lightning.system import activity, interrupts
-from fl_lightning.system.processes import descendants
 
 # Before Ray is imported: no usage statistics, no logs of its own, Ctrl-C is ours, trials stay in our folder.
 SETTINGS = {
@@ -74,7 +73,7 @@ def connected(address: str | None, resources: Resources) -> Iterator[list[Node]]
             stack.enter_context(private())
             place = {"num_cpus": local_cpus(), "include_dashboard": False, "_temp_dir": str(folder)}
             _start(None, **place, _node_ip_address=LOOPBACK)
-            enrol(*descendants(os.getpid()))
+            enrol(*started_for(folder))  # not all of our children: a program may have others
         else:
             read_again()
             _start(address, runtime_env={"env_vars": {**passed_on(), "OMP_NUM_THREADS": "1"}})

@@ -35,7 +35,7 @@ def session() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        if started := tuple(_started_for(folder)):
+        if started := tuple(started_for(folder)):
             enrol(*started)
         os.environ.pop(VARIABLE, None)
         end_processes(folder)  # usually none: Ray has shut down
@@ -43,7 +43,7 @@ def session() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _started_for(folder: Path) -> Iterator[int]:
+def started_for(folder: Path) -> Iterator[int]:
     """Ray's servers in this folder, and their children: an interrupted start has not put them on the list."""
     for number in processes.descendants(os.getpid()):
         with suppress(OSError):  # it has just ended

@@ -62,7 +62,7 @@ def test_code_is_refused_and_not_run(tmp_path, protocol):
 @pytest.mark.parametrize(
     "value",
     [
-        np.array([print, 1], dtype=object),
+        np.array([len, 1], dtype=object),
         np.array(["text"]),
         np.dtype([("a", "u1")]),
         Calls(np.ndarray, 3),

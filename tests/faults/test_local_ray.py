@@ -119,21 +119,25 @@ def test_every_server_of_a_local_sweep_listens_on_loopback_and_has_a_token(out, 
 
 
 OWN_RAY_AFTERWARDS = """
+import subprocess, sys
 import ray
 from fl_lightning.cluster.connection import Resources, connected
 
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 with connected(None, Resources()):
     pass
+print("its other child", "lives" if child.poll() is None else "was ended")
+child.communicate(b"\\n")
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
 print(ray.get(ray.remote(lambda: "answered").remote()))
 """
 
 
-def test_a_program_may_start_its_own_ray_after_ours(monkeypatch, tmp_path):
+def test_a_program_keeps_its_children_and_may_start_its_own_ray_after_ours(monkeypatch, tmp_path):
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     made = subprocess.run([sys.executable, "-c", OWN_RAY_AFTERWARDS], capture_output=True, text=True, cwd=tmp_path)
-    assert made.stdout.splitlines()[-1:] == ["answered"], made.stderr
+    assert made.stdout.splitlines() == ["its other child lives", "answered"], made.stderr
 
 
 @pytest.fixture

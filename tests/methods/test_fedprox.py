@@ -135,8 +135,9 @@ def test_many_steps_reach_the_minimum_of_a_quadratic(mu):
     start = torch.tensor([[1.0, -2.0, 0.5, 3.0]], dtype=torch.float64)
     model.weight.data.copy_(start)
 
-    def half_square(output, label):  # sample i has label i and target t_i
-        return 0.5 * (output.squeeze(1) - t[label]).square().mean()
+    def half_square(output, label, reduction):  # sample i has label i and target t_i
+        losses = 0.5 * (output.squeeze(1) - t[label]).square()
+        return losses.mean() if reduction == "mean" else losses
 
     task = Task(model, half_square)
     label = torch.arange(30)

@@ -94,15 +94,15 @@ def test_the_rest_of_last_layer_can_be_diagonal():
 def test_many_classes_are_drawn():
     form = Fola(curvature_form="kron")._form
     case = ragged()
-    data = case.run(FedAvg(), rounds=1)[0].cohort.server.holdout
-    assert form._slopes(data) == "exact"
+    local = case.run(FedAvg(), rounds=1)[0].clients[0].local
+    assert form._slopes(local) == "exact"
     many = case._replace(
         dataset=case.dataset.__class__(
             *(getattr(case.dataset, n) for n in ("train_x", "train_y", "test_x", "test_y")), 11
         )
     )
-    data = many._replace(model=nn.Linear(5, 11).double()).run(FedAvg(), rounds=1)[0].cohort.server.holdout
-    assert form._slopes(data) == "sampled"
+    local = many._replace(model=nn.Linear(5, 11).double()).run(FedAvg(), rounds=1)[0].clients[0].local
+    assert form._slopes(local) == "sampled"
 
 
 class Odd(nn.Module):
