@@ -1,8 +1,9 @@
 """What happened in a round, and what was measured of it: what the loop gives to whoever consumes it."""
 
+from collections.abc import KeysView
 from typing import Any, NamedTuple
 
-from fl_lightning.errors import unknown
+from fl_lightning.errors import UserError, unknown
 from fl_lightning.method import Cohort, Local
 from fl_lightning.params import Params
 from fl_lightning.task import Score
@@ -84,5 +85,18 @@ class Measurement(NamedTuple):
         if not isinstance(key, str):
             return tuple.__getitem__(self, key)
         if key not in self.metrics:
+            if key in ("GA", "LA"):
+                raise UserError(
+                    f"{key} was not measured in this round, which evaluation.every or evaluation.local leaves out; ask "
+                    f'`"{key}" in measurement` first'
+                )
             raise unknown("metric", key, self.metrics)
         return self.metrics[key]
+
+    def __contains__(self, key: object) -> bool:
+        """Whether the round has this metric."""
+        return key in self.metrics
+
+    def keys(self) -> KeysView[str]:
+        """The names of the round's metrics."""
+        return self.metrics.keys()

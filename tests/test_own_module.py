@@ -288,6 +288,8 @@ def test_lightning_trains_what_is_no_function():
     assert largest_difference(final(own(Annealed(), lr=0.1).run(FedAvg(), Lightning())), flat) > 1e-4
     with pytest.raises(UserError, match="must return one optimiser"):
         own(Two(), lr=0.01).run(FedAvg(), Lightning())
+    with pytest.raises(UserError, match=r"ReduceLROnPlateau.*loss.*no validation runs while a client is trained"):
+        own(Plateau(), lr=0.01).run(FedAvg(), Lightning())
 
 
 def test_a_run_leaves_the_module_as_it_was():

@@ -8,8 +8,8 @@ from pathlib import Path
 from fl_lightning.runs.store import store_uri
 
 GA_AND_LA = (
-    "GA is the test accuracy of the aggregated model, LA the mean test accuracy of the clients' own models before\n"
-    "aggregation; both after the last round, mean ± standard deviation over the seeds."
+    "GA is the test accuracy of the aggregated model (R² for a regression), LA the mean of the clients' own models\n"
+    "before aggregation; both after the last round, mean ± standard deviation over the seeds."
 )
 
 

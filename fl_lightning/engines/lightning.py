@@ -15,7 +15,7 @@ import torch
 from fl_lightning import streams
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.engine import Engine, Fit, finished_client, mean_loss
-from fl_lightning.errors import require
+from fl_lightning.errors import UserError, require
 from fl_lightning.method import ClientHooks, Context
 from fl_lightning.params import Params
 from fl_lightning.task import Task, Weights
@@ -112,7 +112,7 @@ class Lightning(Engine):
                 **{**SILENT, **self._precision(task), **self.trainer},
             )
             lean(trainer)
-            with _interruptible(), carrier(fit) as module:
+            with _interruptible(), _in_one_line(), carrier(fit) as module:
                 trainer.fit(module, train_dataloaders=EpochLoader(plan))
         task.model.to(device)  # the Trainer leaves the module on the CPU
         local = finished_client(task, plan, task.weights(), observer.trace, () if by is None else by.state)
@@ -135,6 +135,20 @@ def _look_for_plugins_once() -> None:
 
     if (look := getattr(registry, "entry_points", None)) is not None:
         vars(registry)["entry_points"] = cache(look)
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """What Lightning finds wrong with a module or its settings, as a user's mistake."""
+    from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+    try:
+        yield
+    except MisconfigurationException as error:
+        said = " ".join(str(error).split())
+        raise UserError(
+            f"Lightning refuses this model: {said} (no validation runs while a client is trained)"
+        ) from None
 
 
 @contextmanager

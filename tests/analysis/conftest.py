@@ -24,6 +24,7 @@ STUDIES = (
     "ae_lf",
     "calibration",
     "structured",
+    "personal",
 )
 TINY = {
     "data": "digits",

@@ -74,7 +74,7 @@ def test_text_and_a_share_for_testing(tmp_path):
     assert (dataset.num_classes, dataset.vocabulary, len(dataset.train_y), len(dataset.test_y)) == (2, 6, 16, 4)
     bad, good, film = 2, 3, 4
     tokens = {tuple(row) for row in torch.cat([dataset.train_x, dataset.test_x]).tolist()}
-    assert tokens == {(good, film, 0), (bad, film, 0), (good, good, 5), (bad, bad, 5)}
+    assert tokens == {(0, good, film), (0, bad, film), (good, good, 5), (bad, bad, 5)}
     is_good = (dataset.train_x == good).any(1)
     assert torch.equal(is_good.long(), dataset.train_y)  # no before yes
 

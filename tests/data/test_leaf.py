@@ -98,8 +98,8 @@ def test_sent140(tmp_path):
     dataset = Leaf(str(folder), words=5, vocabulary=5).load()  # bad, day and good come twice, all others once
     assert (dataset.num_classes, dataset.vocabulary) == (2, 5)
     bad, day, good = 2, 3, 4
-    assert dataset.train_x.tolist() == [[good, good, day, 0, 0], [bad, day, 1, bad, 1]]
-    assert dataset.test_x.tolist() == [[bad, 1, 1, 0, 0]]
+    assert dataset.train_x.tolist() == [[0, 0, good, good, day], [bad, day, 1, bad, 1]]
+    assert dataset.test_x.tolist() == [[0, 0, bad, 1, 1]]
 
 
 def test_vectors_and_a_test_share(tmp_path):

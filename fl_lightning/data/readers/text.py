@@ -9,7 +9,7 @@ import numpy as np
 from fl_lightning.data.readers.mapped import Array
 from fl_lightning.errors import UserError, require
 
-# What stands behind the end of a text, and for words that the vocabulary lacks.
+# What stands before the beginning of a short text, and for words that the vocabulary lacks.
 PADDING, UNKNOWN = 0, 1
 WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
 
@@ -39,15 +39,15 @@ def vocabulary_of(texts: Iterable[str], size: int) -> dict[str, int]:
 
 
 def encoded(texts: Sequence[str], vocabulary: Mapping[str, int], length: int) -> Array:
-    """The first words of each text as numbers, padded at the end.
+    """The first words of each text as numbers; padding goes before them, so that who reads to the end ends with them.
 
     >>> encoded(["b zzz", "c c c c"], {"c": 2, "b": 3}, 3).tolist()
-    [[3, 1, 0], [2, 2, 2]]
+    [[0, 3, 1], [2, 2, 2]]
     """
     tokens = np.full((len(texts), length), PADDING, np.int64)
     for row, text in zip(tokens, texts, strict=True):
         found = [vocabulary.get(word, UNKNOWN) for word in words(text)[:length]]
-        row[: len(found)] = found
+        row[length - len(found) :] = found
     return tokens
 
 
