@@ -140,7 +140,7 @@ def _look_for_plugins_once() -> None:
 @contextmanager
 def _in_one_line() -> Iterator[None]:
     """What Lightning finds wrong with a module or its settings, as a user's mistake."""
-    from pytorch_lightning.utilities.exceptions import MisconfigurationException
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
 
     try:
         yield
