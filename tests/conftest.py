@@ -14,7 +14,6 @@ import torch
 
 import fl_lightning  # noqa: F401 - before Lightning: it mends torchvision beside a CPU-only torch
 from fl_lightning.runs import files, store
-from tests.uncounted import uncounted
 
 torch.set_num_threads(1)
 
@@ -93,12 +92,6 @@ def _new_stores_are_copies(tmp_path_factory):
     original = store._create
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "_create", create)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _other_packages_are_not_counted():
-    with uncounted():
         yield
 
 
