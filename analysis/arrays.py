@@ -82,7 +82,8 @@ def _probed(store: Runs, run_id: str, name: str = PROBES) -> dict[str, NDArray[A
 def _counts(settings: Mapping[str, Any]) -> NDArray[Any] | None:
     """Samples per client and class; None if the data are not here."""
     from fl_lightning.config import configure  # torch: only who splits data again waits for it
-    from fl_lightning.data.partition import class_counts, partition
+    from fl_lightning.data.partition import partition
+    from fl_lightning.data.shares import class_counts
 
     known = {key: value for key, value in settings.items() if value is not None and value == value}
     root = known.get("data.root")

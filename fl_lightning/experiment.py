@@ -14,17 +14,9 @@ from fl_lightning.config import RunConfig
 from fl_lightning.data import strata
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
-from fl_lightning.data.partition import (
-    class_counts,
-    counted,
-    divide,
-    held_out,
-    kept_classes,
-    own_tests,
-    subset_indices,
-    validating,
-)
-from fl_lightning.data.shares import sizes_of
+from fl_lightning.data.own_tests import own_tests
+from fl_lightning.data.partition import counted, divide, held_out, kept_classes, subset_indices, validating
+from fl_lightning.data.shares import class_counts, sizes_of
 from fl_lightning.engines.engine import Engine
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.loop import Judge, federate, initial
@@ -88,7 +80,7 @@ def build(config: RunConfig) -> Problem:
     holdout = held_out(dataset.strata, config.split, config.seed)
     dataset = skew(dataset, clients, counted(config.split, dataset.owners), config.seed)
     if config.split.client_test > 0:
-        clients, tests = own_tests(dataset.strata, clients, config.split, config.seed)
+        clients, tests = own_tests(dataset.strata, clients, config.split.client_test, config.seed)
         dataset = replace(dataset, client_tests=tests)
     if config.split.validation > 0:
         dataset = replace(dataset, validation=validating(dataset.strata, config.split, config.seed))

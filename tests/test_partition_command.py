@@ -10,7 +10,7 @@ import yaml
 from fl_lightning.__main__ import main
 from fl_lightning.cli.partition import MOST_EXAMPLES, MOST_SPLITS, preview, side_by_side
 from fl_lightning.config import configure
-from fl_lightning.data.partition import class_counts, content_hash
+from fl_lightning.data.shares import class_counts, content_hash
 from fl_lightning.experiment import build
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.partition import Split, class_counts, content_hash, divide, partition
+from fl_lightning.data.partition import Split, divide, partition
 from fl_lightning.data.plan import AllClients
-from fl_lightning.data.shares import Shares, Sizes, sizes_of
+from fl_lightning.data.shares import Shares, Sizes, class_counts, content_hash, sizes_of
 from fl_lightning.federation import Federation
 from fl_lightning.loop import federate
 from fl_lightning.methods.fola import Fola

@@ -11,8 +11,7 @@ import torch
 
 from fl_lightning import experiment
 from fl_lightning.config import RunConfig
-from fl_lightning.data.partition import class_counts
-from fl_lightning.data.shares import sizes_of
+from fl_lightning.data.shares import class_counts, sizes_of
 from fl_lightning.loop import federate
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.runs import checkpoint, files

@@ -19,7 +19,9 @@ from fl_lightning.cli.flags import CommandParser
 from fl_lightning.config import RunConfig, fields_of
 from fl_lightning.data import feature_skew, heterogeneity, strata
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.partition import Split, class_counts, content_hash, counted, divide, own_tests
+from fl_lightning.data.own_tests import own_tests
+from fl_lightning.data.partition import Split, counted, divide
+from fl_lightning.data.shares import class_counts, content_hash
 from fl_lightning.errors import require
 from fl_lightning.inputs import several
 from fl_lightning.type_words import type_name
@@ -140,7 +142,7 @@ def preview(varied: dict[str, str], config: RunConfig, dataset: Dataset) -> Prev
     feature_skew.check(dataset, config.split)
     examples = _examples(config, dataset, clients)
     if config.split.client_test > 0:
-        clients, _ = own_tests(dataset.strata, clients, config.split, config.seed)
+        clients, _ = own_tests(dataset.strata, clients, config.split.client_test, config.seed)
     counts = class_counts(dataset.strata, clients, dataset.num_strata)
     return Preview(varied, config, counts, content_hash(clients), examples)
 

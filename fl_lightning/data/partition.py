@@ -10,7 +10,6 @@ min_samples 10). The FOLA text describes the other direction, per client over cl
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from math import isfinite
 from typing import Literal, TypeAlias, assert_never, get_args
 
@@ -238,41 +237,6 @@ def counted(split: Split, owners: Tensor | None) -> Split:
     return replace(split, clients=int(owners.max()) + 1)
 
 
-def own_tests(labels: Tensor, clients: Shares, split: Split, seed: int) -> tuple[Shares, Shares]:
-    """What each client trains on, and its own test set; both in increasing order.
-
-    A client's samples, by class and at random within a class, are drawn at equal distances: so its test set has
-    share * samples of them, rounded, and of each class its share up to one sample.
-
-    Raises:
-        UserError: If no client has enough samples for a test set.
-
-    >>> train, test = own_tests(torch.tensor([0, 0, 1, 1]), Shares(torch.arange(4), [4]), Split(client_test=0.5), 0)
-    >>> len(train[0]), sorted(torch.tensor([0, 0, 1, 1])[test[0]].tolist())
-    (2, [0, 1])
-    """
-    sizes = np.array(clients.sizes, dtype=np.int64)
-    numbers = np.minimum(np.floor(split.client_test * sizes + 0.5).astype(np.int64), np.maximum(sizes - 1, 0))
-    require(
-        bool(numbers.any()),
-        f"data.client_test {split.client_test:g} leaves nobody a test sample: the largest client has {sizes.max()} "
-        "samples; raise it, or lower data.clients",
-    )
-    rng = numpy_generator(seed, "client test")
-    places, owners = clients.places.numpy(), clients.owners().numpy()
-    order = np.lexsort((rng.random(len(places)), _array(labels)[places], owners))
-    starts = np.cumsum(sizes) - sizes
-    taker = np.repeat(np.arange(len(sizes)), numbers)
-    turn = np.arange(len(taker)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
-    steps = (turn + rng.random(len(sizes))[taker]) * sizes[taker] / numbers[taker]
-    is_test = np.zeros(len(places), bool)
-    is_test[order[starts[taker] + np.minimum(steps.astype(np.int64), sizes[taker] - 1)]] = True
-    return (
-        Shares(torch.from_numpy(places[~is_test]), (sizes - numbers).tolist()),
-        Shares(torch.from_numpy(places[is_test]), numbers.tolist()),
-    )
-
-
 def _sorted(chosen: Array, positions: Sequence[Array]) -> Shares:
     """The samples at each client's positions, in increasing order; all clients at once."""
     sizes = [len(position) for position in positions]
@@ -395,35 +359,6 @@ def validating(labels: Tensor, split: Split, seed: int) -> Tensor:
     number = min(max(1, round(split.validation * len(used))), len(free))
     taken = _stratified(_array(labels)[free], number, numpy_generator(seed, "validation"))
     return torch.from_numpy(np.sort(free[taken]))
-
-
-def content_hash(parts: Sequence[Tensor]) -> str:
-    """A short name for "this client has these samples"; the order of samples within a client does not matter.
-
-    >>> first, second = torch.tensor([0, 1]), torch.tensor([2])
-    >>> content_hash([first, second]) == content_hash([first.flip(0), second])
-    True
-    >>> content_hash([first, second]) == content_hash([second, first])
-    False
-    """
-    shares = Shares.of(parts)
-    places, owners, sizes = shares.places.numpy(), shares.owners().numpy(), np.array(shares.sizes, dtype=np.int64)
-    # The length comes first, so that moving a sample over a border changes the text that is hashed.
-    ordered = places[np.lexsort((places, owners))]
-    text = np.insert(ordered, np.cumsum(sizes) - sizes, sizes).astype("<i8")
-    return sha256(text.tobytes()).hexdigest()[:16]
-
-
-def class_counts(labels: Tensor, parts: Sequence[Tensor], num_classes: int) -> Tensor:
-    """How many samples of each class each client holds, clients x classes.
-
-    >>> class_counts(torch.tensor([0, 1, 1]), [torch.tensor([0, 1]), torch.tensor([2])], num_classes=2)
-    tensor([[1, 1],
-            [0, 1]])
-    """
-    shares = Shares.of(parts)
-    cells = shares.owners() * num_classes + labels.cpu().long()[shares.places]
-    return cells.bincount(minlength=len(shares) * num_classes).view(len(shares), num_classes)
 
 
 def _stratified(labels: Array, number: int, rng: np.random.Generator) -> Array:

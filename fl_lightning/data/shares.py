@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from hashlib import sha256
 from itertools import pairwise
 from typing import overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,3 +77,32 @@ class Shares(Sequence[Tensor]):
 def sizes_of(parts: Sequence[Tensor]) -> Sizes:
     """The numbers of samples of all clients."""
     return parts.sizes if isinstance(parts, Shares) else Sizes(len(part) for part in parts)
+
+
+def content_hash(parts: Sequence[Tensor]) -> str:
+    """A short name for "this client has these samples"; the order of samples within a client does not matter.
+
+    >>> first, second = torch.tensor([0, 1]), torch.tensor([2])
+    >>> content_hash([first, second]) == content_hash([first.flip(0), second])
+    True
+    >>> content_hash([first, second]) == content_hash([second, first])
+    False
+    """
+    shares = Shares.of(parts)
+    places, owners, sizes = shares.places.numpy(), shares.owners().numpy(), np.array(shares.sizes, dtype=np.int64)
+    # The length comes first, so that moving a sample over a border changes the text that is hashed.
+    ordered = places[np.lexsort((places, owners))]
+    text = np.insert(ordered, np.cumsum(sizes) - sizes, sizes).astype("<i8")
+    return sha256(text.tobytes()).hexdigest()[:16]
+
+
+def class_counts(labels: Tensor, parts: Sequence[Tensor], num_classes: int) -> Tensor:
+    """How many samples of each class each client holds, clients x classes.
+
+    >>> class_counts(torch.tensor([0, 1, 1]), [torch.tensor([0, 1]), torch.tensor([2])], num_classes=2)
+    tensor([[1, 1],
+            [0, 1]])
+    """
+    shares = Shares.of(parts)
+    cells = shares.owners() * num_classes + labels.cpu().long()[shares.places]
+    return cells.bincount(minlength=len(shares) * num_classes).view(len(shares), num_classes)

@@ -77,9 +77,10 @@ from fl_lightning.curvature.forms import FORMS, FormName
 from fl_lightning.errors import require
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.merging import Merging, Projection, Solver
+from fl_lightning.gaussian.summary import precisions
 from fl_lightning.gaussian.trust import merged
 from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server, Step
-from fl_lightning.params import Params, average, flatten, zip_map
+from fl_lightning.params import Params, average, zip_map
 from fl_lightning.penalty import Detached, Linear, Penalty, Sum, overshoot_advice
 from fl_lightning.task import Task
 from fl_lightning.training import Training
@@ -316,18 +317,7 @@ class Fola(Method):
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
         experts, weights = [report.posterior for report in reports], cohort.weights
-        server = flatten(after.posterior.diagonal()).double()
-        levels = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
-        quantiles = _quantiles(server, levels)
-        sums = [float(flatten(expert.diagonal()).double().sum()) for expert in experts]
-        shares = [w * share for w, share in zip(weights, sums, strict=True)]
-        total = sum(shares)
-        numbers: dict[str, float | list[float]] = {
-            f"precision_{name}": value
-            for name, value in zip(("min", "q25", "median", "q75", "max"), quantiles, strict=True)
-        }
-        numbers["precision_mean"] = float(server.mean())
-        numbers["precision_share"] = [share / total if total > 0 else 0.0 for share in shares]
+        numbers = precisions(after.posterior, experts, weights)
         numbers |= after.posterior.notes()
         shift = type(experts[0]).weight_shift(experts, weights, self._merging)
         if shift is not None:
@@ -410,10 +400,3 @@ class Fola(Method):
 
 def _changes(reports: Sequence[Report]) -> list[Params]:
     return [report.change for report in reports if isinstance(report.change, dict)]
-
-
-def _quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:
-    ordered = values.sort().values
-    places = (levels * (len(ordered) - 1)).round().long()
-    result: list[float] = ordered[places].tolist()
-    return result

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning.config import PARTS, RunConfig
-from fl_lightning.data.partition import content_hash
+from fl_lightning.data.shares import content_hash
 from fl_lightning.record import Measurement
 from fl_lightning.runs import provenance
 from fl_lightning.runs.folder import Result, artifacts_of, attempt_of, write_result

@@ -118,7 +118,8 @@ def unpack(parcel: Parcel, known: Mapping[str, Any], device: torch.device, views
 
 
 def _tensor(array: NDArray[Any], layout: Layout, device: torch.device, view: bool) -> Tensor:
-    if not view or array.ctypes.data % ALIGNMENT:
+    # NumPy gives an empty array any address, and PyTorch's view of one has no stride to reinterpret.
+    if not view or array.nbytes == 0 or array.ctypes.data % ALIGNMENT:
         numbers = torch.empty(array.nbytes, dtype=torch.uint8)
         numbers.numpy()[:] = array
     else:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fl_lightning.data.partition import FIXED, Kind, Split, class_counts, content_hash, partition, subset_indices
+from fl_lightning.data.partition import FIXED, Kind, Split, partition, subset_indices
+from fl_lightning.data.shares import class_counts, content_hash
 from fl_lightning.errors import UserError
 from tests.data.splits import KINDS, TEN_CLASSES, Problem, labels_of_any_problem, problems, seeds, sizes, typical
 

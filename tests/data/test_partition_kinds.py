@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_lightning.data.partition import MAX_DRAWS, Split, class_counts, content_hash, partition
+from fl_lightning.data.partition import MAX_DRAWS, Split, partition
 from fl_lightning.data.partitions import dirichlet, few_classes
 from fl_lightning.data.partitions import sizes as size_draws
+from fl_lightning.data.shares import class_counts, content_hash
 from fl_lightning.errors import UserError
 from fl_lightning.streams import numpy_generator
 from tests.data.splits import TEN_CLASSES, Problem, problems, sizes, typical

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from fl_lightning.data.partition import Kind, Split, content_hash, partition
+from fl_lightning.data.partition import Kind, Split, partition
+from fl_lightning.data.shares import content_hash
 
 LABELS = torch.cat([(torch.arange(1000) * 7919 % 1000 * 10 // 1000) % 10, torch.arange(7)])
 

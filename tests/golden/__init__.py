@@ -22,6 +22,7 @@ from fl_lightning.data import augment
 from fl_lightning.data import partition as partitions
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import ClientData, Plan
+from fl_lightning.data.shares import content_hash
 from fl_lightning.engines.functional import Functional
 from fl_lightning.errors import UserError
 from fl_lightning.federation import Federation
@@ -153,7 +154,7 @@ def _model(name: str) -> Numbers:
 def _partition(kind: partitions.Kind) -> Numbers:
     problem = typical(kind)
     held = partitions.held_out(problem.labels, partitions.Split(holdout=0.1), 0)
-    return [partitions.content_hash(problem.parts()), partitions.content_hash([held])]
+    return [content_hash(problem.parts()), content_hash([held])]
 
 
 def _augmentation(name: str) -> Numbers:
