@@ -101,7 +101,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Accuracy on the clients' own test sets",
         "Before local training it is the server's model that is measured, after it each client's own; the mean over "
         "clients.",
-        lambda m: m.lasts and "PA_after" in m.runs and bool(m.runs["PA_after"].notna().any()),
+        lambda m: m.lasts and m.measures("PA_after"),
         lambda m: figures.personal_curves(m.rounds),
     ),
     Entry(
@@ -136,7 +136,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "errors_behind_accuracies",
         "GA and AE, LA and LF",
         "Distances from a reference posterior: AE of the server's model, LF of the clients' models.",
-        lambda m: "AE" in m.runs and bool(m.runs["AE"].notna().any()),
+        lambda m: m.measures("AE"),
         lambda m: figures.errors_behind_accuracies(m.runs, m.references),
     ),
     Entry(
@@ -234,7 +234,7 @@ TABLES: tuple[TableEntry, ...] = (
         "Calibration",
         "Of the mean (map), and with a final round of every kind of prediction: 15 bins of equal width; AUROC of the "
         "entropy for inputs of no class. NLL, Brier, ECE and AURC are small if good.",
-        lambda m: "ECE" in m.runs and bool(m.runs["ECE"].notna().any()),
+        lambda m: m.measures("ECE"),
         lambda m: tables.calibration(m.runs),
         of_chosen=True,
     ),
@@ -243,7 +243,7 @@ TABLES: tuple[TableEntry, ...] = (
         "Accuracy on the clients' own test sets",
         "PA before: the server's model as a round begins; after: each client's model after local training. Means over "
         "the clients of the last round; the mean of the worst tenth of them; their standard deviation.",
-        lambda m: "PA_after" in m.runs and bool(m.runs["PA_after"].notna().any()),
+        lambda m: m.measures("PA_after"),
         lambda m: tables.personal(m.runs),
         of_chosen=True,
     ),

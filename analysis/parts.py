@@ -54,7 +54,7 @@ class Part:
     @property
     def has_final_rounds(self) -> bool:
         """Whether a run has ended in a posterior."""
-        return any(str(name).endswith("/NLL") and self.runs[name].notna().any() for name in self.runs)
+        return any(str(name).endswith("/NLL") and self.measures(str(name)) for name in self.runs)
 
     @cached_property
     def sweep(self) -> Sweep | None:
@@ -79,6 +79,10 @@ class Part:
     def varies(self, *keys: str) -> bool:
         """Whether all these settings differ between the runs."""
         return all(key in self.runs and self.runs[key].nunique() > 1 for key in keys)
+
+    def measures(self, metric: str) -> bool:
+        """Whether a run has this number."""
+        return metric in self.runs and bool(self.runs[metric].notna().any())
 
     @cached_property
     def lasts(self) -> bool:

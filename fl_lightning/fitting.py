@@ -40,8 +40,8 @@ def check_fit(task: Task, data: ClientData) -> None:
     shape = mine.output_shape(dataset.num_classes, y)
     require(
         shape is None or found == (1, *shape),
-        f"the model must give outputs of shape {shape} for a sample of {mine.task}, got {found[1:]}; let its last "
-        "layer have as many outputs as it is told (num_classes)",
+        f"the model must give outputs of shape {shape} for a sample of {mine.task}, got {found[1:]}; give its last "
+        "layer as many outputs, those that it is told as num_classes if it takes (shape, num_classes)",
     )
 
 

@@ -3,11 +3,13 @@
 A tuple is given to the model as positional arguments, a dict as named ones. The first dimension of each is the samples.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from fl_lightning.errors import require
 
 # A tensor, a tuple of tensors, or a dict of them.
 Inputs: TypeAlias = Any
@@ -80,3 +82,11 @@ def arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     if isinstance(x, dict):
         return (), x
     return (x if isinstance(x, tuple) else (x,)), {}
+
+
+def require_sequences(model: str, shape: Sequence[int]) -> None:
+    """Refuse inputs of any other shape, for a model that reads tokens."""
+    require(
+        len(shape) == 1,
+        f"the model {model} reads sequences of tokens, got inputs of shape {tuple(shape)}; use another",
+    )

@@ -45,6 +45,9 @@ USUAL = {
     "random_seed": "seed",
 }
 
+# What is said of a run beside its settings.
+OF_RUN = ("out", "fresh", "workers", "stop")
+
 
 class UnknownSetting(UserError):  # noqa: N818 - reads as what it says
     """A setting that the chosen method, dataset, model or engine does not have.
@@ -69,6 +72,12 @@ def unknown_setting(
         names: Of the parts: method, data, model, engine.
         owners: Says which methods (datasets, models, engines) have a setting of that key.
     """
+    if given.partition(".")[0] in OF_RUN:
+        return UnknownSetting(
+            given,
+            f"unknown setting {given!r}: it is said beside the settings, as an argument of run in Python and as "
+            f"--{given} where a command takes it; it changes no number, so it is no part of a configuration",
+        )
     meant = usual(given, known)
     # A usual name of a setting that is there comes before the same letter elsewhere: FOLA's gamma is its damping.
     for key in [] if meant in known else [meant or given, *(f"{part}.{given}" for part in names)]:

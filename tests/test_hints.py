@@ -170,3 +170,9 @@ def test_the_program_is_called_by_its_name_only_where_the_shell_finds_it(tmp_pat
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/fl-lightning")
     assert hints.program() == str(script)
+
+
+@pytest.mark.parametrize("given", ["stop.patience", "out", "workers", "fresh"])
+def test_what_is_said_beside_the_settings_is_said_to_be(given):
+    with pytest.raises(UserError, match=rf"unknown setting '{given}': it is said beside the settings, as an argument"):
+        configure({given: 2})

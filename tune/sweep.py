@@ -36,7 +36,7 @@ from tune.study import Study
 from tune.work import Instructions, one_after_the_other
 
 # Lost nodes and killed processes; a run's own failure is recorded and not tried again in the same sweep.
-MAX_FAILURES = 5
+MAX_FAILURES = 10
 
 
 class Options(NamedTuple):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fl_lightning.errors import require
+from fl_lightning.inputs import require_sequences
 
 
 class Lstm(nn.Module):
@@ -43,10 +44,7 @@ class Lstm(nn.Module):
             f"{embedding}, {hidden} and {layers}",
         )
         require(0 <= dropout < 1, f"model.dropout must lie in [0, 1), got {dropout}")
-        require(
-            len(shape) == 1,
-            f"the model lstm reads sequences of tokens, got inputs of shape {tuple(shape)}; use another",
-        )
+        require_sequences("lstm", shape)
         self.per_token = per_token
         self.embedding = nn.Embedding(vocabulary, embedding)
         between = dropout if layers > 1 else 0.0

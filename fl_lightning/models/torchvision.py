@@ -48,7 +48,7 @@ class Torchvision(nn.Module):
 
         known = models.list_models(module=models)
         if name not in known:
-            raise unknown("model.name", name, known)
+            raise unknown("model.name", name, known, elsewhere="any classifier in torchvision.models")
         require(
             len(shape) == 3,
             f"the model {name} needs images (channels, height, width), got inputs of shape {tuple(shape)}; use --model "

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import require
+from fl_lightning.inputs import require_sequences
 
 
 class Block(nn.Module):
@@ -75,10 +76,7 @@ class Transformer(nn.Module):
             f"{width}, {heads} and {layers}",
         )
         require(0 <= dropout < 1, f"model.dropout must lie in [0, 1), got {dropout}")
-        require(
-            len(shape) == 1,
-            f"the model transformer reads sequences of tokens, got inputs of shape {tuple(shape)}; use another",
-        )
+        require_sequences("transformer", shape)
         self.per_token = per_token
         self.embedding = nn.Embedding(vocabulary, width)
         self.places = nn.Parameter(0.02 * torch.randn(shape[0], width))

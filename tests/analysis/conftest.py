@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 
 import filelock
@@ -36,32 +36,45 @@ TINY = {
 }
 
 
+@contextmanager
+def new_store(folder, empty_store):
+    """A folder for runs, which is where they go in this block."""
+    out = folder / "runs"
+    out.mkdir()
+    shutil.copy(empty_store, out / "mlflow.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield out
+
+
 @pytest.fixture(scope="session")
 def smoke_store(tmp_path_factory, empty_store):
-    """The folder of runs; nobody may write to it."""
+    """The folder of runs; nobody may write to it.
+
+    Nobody keeps it open either: whoever copies the files of an open database loses its locks on them, and the next
+    process that opens it may cut short what the first one has mapped.
+    """
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # of all workers, but of this session alone
     out = shared / "smoke-runs"
-    with filelock.FileLock(shared / "smoke-runs.lock"), pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        if not (out / "done").exists():
-            shutil.rmtree(out, ignore_errors=True)
-            out.mkdir()
-            shutil.copy(empty_store, out / "mlflow.db")
-            for name in STUDIES:
-                sweep_here(name, out, patch)
-            (out / "done").touch()
-    return out
+    with pytest.MonkeyPatch.context() as session:
+        session.setenv("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
+        with filelock.FileLock(shared / "smoke-runs.lock"), pytest.MonkeyPatch.context() as patch:
+            patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+            if not (out / "done").exists():
+                shutil.rmtree(out, ignore_errors=True)
+                out.mkdir()
+                shutil.copy(empty_store, out / "mlflow.db")
+                for name in STUDIES:
+                    sweep_here(name, out, patch)
+                (out / "done").touch()
+        yield out
 
 
 @pytest.fixture(scope="session")
 def odd_store(tmp_path_factory, empty_store):
     """Runs without a study: finished, diverged, stopped, begun, and repeated with --fresh."""
-    out = tmp_path_factory.mktemp("odd") / "runs"
-    out.mkdir()
-    shutil.copy(empty_store, out / "mlflow.db")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with new_store(tmp_path_factory.mktemp("odd"), empty_store) as out:
         for seed in (0, 1):
             for method in ("fedavg", "fola"):
                 experiment.run(configure({**TINY, "method": method, "seed": seed}), out)

@@ -1,7 +1,5 @@
 """Runs that measure little: every other round, no LA, or clients on their own tests; every table and figure copes."""
 
-import shutil
-
 import pytest
 
 from analysis import figures, runs, tables
@@ -10,7 +8,7 @@ from analysis.claims.means import falls
 from analysis.parts import parts
 from fl_lightning import experiment
 from fl_lightning.config import configure
-from tests.analysis.conftest import TINY
+from tests.analysis.conftest import TINY, new_store
 
 KINDS = {
     "sparse": {"evaluation.every": 3, "evaluation.local": False, "federation.rounds": 7},
@@ -20,11 +18,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def sparse_store(tmp_path_factory, empty_store):
-    out = tmp_path_factory.mktemp("sparse") / "runs"
-    out.mkdir()
-    shutil.copy(empty_store, out / "mlflow.db")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with new_store(tmp_path_factory.mktemp("sparse"), empty_store) as out:
         for kind, settings in KINDS.items():
             for method in ("fedavg", "fola"):
                 experiment.run(configure({**TINY, **settings, "method": method}), out, tags={"kind_of_run": kind})

@@ -120,7 +120,8 @@ class Driver:
 
     @property
     def errors(self) -> str:
-        return self.log.read_text()
+        """What it has said of failures, to a reader and to a program."""
+        return self.log.read_text() + getattr(self, "output", "")
 
     @property
     def summary(self):

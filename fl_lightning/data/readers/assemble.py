@@ -94,6 +94,13 @@ def dataset(arrays: Mapping[str, Array], augment: str = "none", task: Name = "au
     )
 
 
+def stored(arrays: Mapping[str, Array], **more: Any) -> Dataset:
+    """The `Dataset` of a reader that also says how many `classes` and `tokens` there are; 0 tokens: no text."""
+    tensors: dict[str, Any] = {n: torch.from_numpy(arrays[n]) for n in (*TRAIN, *TEST, "owners") if n in arrays}
+    classes, tokens = (int(arrays[name][0]) for name in ("classes", "tokens"))
+    return Dataset(**tensors, **more, num_classes=classes, vocabulary=tokens or None)
+
+
 def told(task: Name) -> dict[str, str]:
     """What prepared arrays depend on if the user says what the targets are."""
     return {} if task == "auto" else {"task": task}

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fl_lightning.data.augment import Name
 from fl_lightning.data.dataset import Dataset, Source
@@ -60,21 +59,7 @@ class Hf(Source):
         settings = {"reader": "hf", "version": VERSION} | {name: getattr(self, name) for name in read}
         with assemble.blaming(self._folder):
             arrays = mapped(_files(splits), lambda: self._read(splits), settings)
-            tensors = {name: torch.from_numpy(arrays[name]) for name in (*assemble.TRAIN, *assemble.TEST)}
-            owners = torch.from_numpy(arrays["owners"]) if "owners" in arrays else None
-            classes, tokens = (int(arrays[name][0]) for name in ("classes", "tokens"))
-            return Dataset(
-                train_x=tensors["train_x"],
-                train_y=tensors["train_y"],
-                test_x=tensors["test_x"],
-                test_y=tensors["test_y"],
-                num_classes=classes,
-                mean=assemble.CENTRE,
-                std=assemble.SCALE,
-                augment=self.augment,
-                owners=owners,
-                vocabulary=tokens or None,
-            )
+            return assemble.stored(arrays, mean=assemble.CENTRE, std=assemble.SCALE, augment=self.augment)
 
     def fingerprint(self) -> str:
         return fingerprint.of_files(_files(self._splits()))

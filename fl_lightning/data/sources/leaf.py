@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.readers import assemble, fingerprint, leaf, text
 from fl_lightning.data.readers.mapped import mapped
@@ -43,17 +41,7 @@ class Leaf(Source):
         files = {name: path for listed in halves.values() for name, path in listed.items()}
         with assemble.blaming(self._root):
             arrays = mapped(files, lambda: leaf.read(halves, self.test_share, self.vocabulary, self.words), settings)
-            tensors = {name: torch.from_numpy(arrays[name]) for name in (*assemble.TRAIN, *assemble.TEST, "owners")}
-            classes, tokens = (int(arrays[name][0]) for name in ("classes", "tokens"))
-            return Dataset(
-                train_x=tensors["train_x"],
-                train_y=tensors["train_y"],
-                test_x=tensors["test_x"],
-                test_y=tensors["test_y"],
-                owners=tensors["owners"],
-                num_classes=classes,
-                vocabulary=tokens or None,
-            )
+            return assemble.stored(arrays)
 
     def fingerprint(self) -> str:
         halves = leaf.files_of(self._root)
