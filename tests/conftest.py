@@ -21,13 +21,16 @@ torch.set_num_threads(1)
 SLOW_MODULES = {"multiprocessing", "nbclient", "ray", "selenium", "subprocess"}
 SLOW_HELPERS = {"tests.processes", "tests.servers", "tests.tune.clusters"}
 SLOW_FIXTURES = {"empty_store"}
+# Of these the slow ones have a command of their own: `make faults`.
+FAULTS = "tests/faults/"
 # All tests of a folder have one Ray; the many of a file have nothing in common.
 SHARED_CLUSTER = "tests/workers/"
-APART = {"tests/methods/test_contract.py", "tests/test_golden.py", "tests/test_kill.py"}
+APART = {"tests/methods/test_contract.py", "tests/test_golden.py", "tests/faults/test_kill.py"}
 
 
 def pytest_collection_modifyitems(items):
-    """Mark tests as slow by what they use, beside those that say so themselves; `make quick` runs the others.
+    """Mark tests as slow by what they use, beside those that say so themselves; `make quick` runs the others, `make
+    test` all that do not kill, damage or lose something for minutes.
 
     In xdist's workers they come first: the many that take no time fill up the end, where nobody shall wait.
     """
@@ -38,6 +41,8 @@ def pytest_collection_modifyitems(items):
         fixtures = set(getattr(item, "fixturenames", ()))
         if uses & SLOW_MODULES or helpers & SLOW_HELPERS or fixtures & SLOW_FIXTURES:
             item.add_marker(pytest.mark.slow)
+        if item.nodeid.startswith(FAULTS) and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.faults)
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 

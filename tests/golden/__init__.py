@@ -28,6 +28,7 @@ from fl_lightning.errors import UserError
 from fl_lightning.federation import Federation
 from fl_lightning.loop import VERSION as LOOP_VERSION
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fola import Fola
 from fl_lightning.params import flatten
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.probes.settings import Evaluation, Probe
@@ -37,6 +38,7 @@ from fl_lightning.training import Training
 from tests.cases import network, ragged
 from tests.data.splits import KINDS, typical
 from tests.methods.variants import method_of, variants
+from tests.tasks import TASKS, case
 
 FILE = Path(__file__).with_name("numbers.json")
 # Large enough for the sums of another processor, far too small for another formula.
@@ -106,6 +108,10 @@ def _entries() -> Iterator[tuple[str, Entry]]:
         yield f"model {name}", Entry(version_of(cls), partial(_model, name))
     for name, cls in discovery.discover("engines").items():
         yield f"engine {name}", Entry(version_of(cls), partial(_engine, cls))
+    for task in TASKS:
+        yield f"task {task}", Entry(LOOP_VERSION, partial(_task, task))
+    for optimiser, schedule in (("adam", "cosine"), ("adamw", "linear")):
+        yield f"optimiser {optimiser}, {schedule}", Entry(LOOP_VERSION, partial(_optimiser, optimiser, schedule))
     for kind in KINDS:
         yield f"partition {kind}", Entry(partitions.VERSION, lambda kind=kind: _partition(kind))
     for name in get_args(augment.Name):
@@ -122,9 +128,9 @@ def _defaults(cls: type[Any]) -> dict[str, Any]:
 
 def _method(variant: str) -> Numbers:
     """The server's model after two rounds with partial participation, and that of a client after the first."""
-    case = ragged().changed(rounds=2, epochs=3, fraction=0.7)
+    problem = ragged().changed(rounds=2, epochs=3, fraction=0.7)
     try:
-        records = case.run(method_of(variant))
+        records = problem.run(method_of(variant))
     except UserError:  # a choice that goes with another one only
         return ["refused"]
     return [*_few(flatten(records[-1].after.state.params)), *_few(flatten(records[0].clients[-1].local.params))]
@@ -132,12 +138,27 @@ def _method(variant: str) -> Numbers:
 
 def _engine(cls: type[Any]) -> Numbers:
     """Dropout, momentum, decay and clipping: what engines compute by themselves."""
-    case = ragged()._replace(model=network(dropout=0.5))
-    case = case.changed(rounds=2, momentum=0.9, weight_decay=1e-2, clip_norm=0.5, lr_decay=0.9)
-    numbers = _few(flatten(case.run(FedAvg(), cls())[-1].after.state.params))
+    problem = ragged()._replace(model=network(dropout=0.5))
+    problem = problem.changed(rounds=2, momentum=0.9, weight_decay=1e-2, clip_norm=0.5, lr_decay=0.9)
+    numbers = _few(flatten(problem.run(FedAvg(), cls())[-1].after.state.params))
     if cls is Functional:
-        numbers += _few(flatten(case.run(FedAvg(), Functional(chunk=3))[-1].after.state.params))
+        numbers += _few(flatten(problem.run(FedAvg(), Functional(chunk=3))[-1].after.state.params))
     return numbers
+
+
+def _task(name: str) -> Numbers:
+    """What a likelihood decides: the loss, curvature made of slopes and of the outputs, and the metrics."""
+    problem = case(name)
+    records = problem.run(Fola(curvature_form="kron", strength=0.1))
+    task = problem.task()
+    metrics = measure(FedAvg(), task, problem.dataset, records[-1]).metrics
+    numbers = [value for key, value in sorted(metrics.items()) if not key.startswith("seconds")]
+    return [*_few(flatten(records[-1].after.state.params)), *numbers]
+
+
+def _optimiser(name: str, schedule: str) -> Numbers:
+    problem = ragged().changed(rounds=2, epochs=3, optimiser=name, schedule=schedule, warmup=2, lr_rounds=4)
+    return _few(flatten(problem.run(FedAvg())[-1].after.state.params))
 
 
 def _model(name: str) -> Numbers:
@@ -172,8 +193,8 @@ def _digits() -> Numbers:
 
 def _loop(calibration: bool) -> Numbers:
     """Cohorts, stragglers, weights, and what is measured; calibration apart, which older runs lack."""
-    case = ragged().changed(rounds=3, epochs=3, fraction=0.6, straggler_fraction=0.5, weighting="uniform")
-    measured = [measure(FedAvg(), case.task(), case.dataset, record) for record in case.run(FedAvg())]
+    problem = ragged().changed(rounds=3, epochs=3, fraction=0.6, straggler_fraction=0.5, weighting="uniform")
+    measured = [measure(FedAvg(), problem.task(), problem.dataset, record) for record in problem.run(FedAvg())]
     numbers = [(name, v) for m in measured for name, v in sorted(m.metrics.items()) if not name.startswith("seconds")]
     return [v for name, v in numbers if (name in ("Brier", "ECE")) == calibration]
 

@@ -8,6 +8,7 @@ from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.loop import initial
 from fl_lightning.method import task_of
+from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedsparse import FedSparse
 from fl_lightning.methods.fola import Fola
 from fl_lightning.testing.cases import final, largest_difference
@@ -20,8 +21,8 @@ NEED_CLASSES = {"fedbe", "fedma", "pfnm"}
 FORMS = ("inputs", "kron", "last_layer", "full", "e_full")
 
 
-def agree(method, task):
-    problem = case(task)
+def agree(method, task, **training):
+    problem = case(task).changed(**training)
     loop = problem.run(method, Functional(chunk=1))
     # Several clients at once draw other gates, of the same distribution.
     engines = (Lightning(),) if isinstance(method, FedSparse) else (Functional(chunk=3), Lightning())
@@ -48,6 +49,13 @@ def test_engines_agree_on_every_task(name, task):
         assert "\n" not in str(caught.value)
     else:
         agree(method, task)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+@pytest.mark.parametrize("method", [FedAvg(), Fola(strength=1)], ids=["fedavg", "fola"])
+def test_engines_agree_with_every_optimiser(method, optimiser, task):
+    agree(method, task, optimiser=optimiser, schedule="cosine")
 
 
 @pytest.mark.parametrize("task", TASKS[1:])
