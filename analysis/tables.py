@@ -25,6 +25,7 @@ from analysis.statistics import (
     paired,
 )
 from fl_lightning.errors import unknown
+from fl_lightning.uncertainty.kinds import kinds_in
 
 # What is measured on the clients' own test sets, and how a table calls it.
 PERSONAL = {
@@ -204,7 +205,7 @@ def calibration(runs: pd.DataFrame) -> pd.DataFrame:
     best = contests.best_of_grid(runs)
     keys = contests.conditions(runs)
     names = [str(name) for name in runs]
-    kinds = [name.removesuffix("/NLL") for name in names if name.endswith("/NLL")]
+    kinds = kinds_in(names)
     strange = [name.removeprefix("map/AUROC/") for name in names if name.startswith("map/AUROC/")]
     rows = []
     for _, row in best.iterrows():

@@ -56,7 +56,7 @@ def measure(posterior: Posterior, dataset: Dataset, kinds: Sequence[str], strang
     Args:
         posterior: Of the model.
         dataset: Whose test set is looked at, block by block.
-        kinds: Of predictions, see `predictive.KINDS`.
+        kinds: Of predictions, see `uncertainty.kinds`.
         strange: Inputs that are of no class, by name, stored as the test set is.
     """
     metrics: dict[str, float] = {}

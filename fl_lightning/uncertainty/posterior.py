@@ -27,6 +27,7 @@ from fl_lightning.task import Task, Weights
 from fl_lightning.uncertainty import predictive
 from fl_lightning.uncertainty.blocks import Block, dense_block, diagonal_block, kron_block
 from fl_lightning.uncertainty.curvature import INPUTS, MATRIX, SLOPES, Pooled
+from fl_lightning.uncertainty.kinds import KINDS
 from fl_lightning.uncertainty.predictive import Prediction
 from fl_lightning.uncertainty.settings import Form, Source
 from fl_lightning.uncertainty.slopes import last_call, linearise
@@ -153,7 +154,7 @@ class Posterior:
             x: Inputs: bytes as they are stored, or what the network takes.
             kind: map, temperature, probit, glm_mc, nn or ensemble.
         """
-        require(kind in predictive.KINDS, f"predictive must be one of {', '.join(predictive.KINDS)}, got {kind!r}")
+        require(kind in KINDS, f"predictive must be one of {', '.join(KINDS)}, got {kind!r}")
         expected = self.task_input_error(x)
         require(expected == "", expected)
         return predictive.predict(self, self.inputs(x), (kind,), spread=True)[kind]

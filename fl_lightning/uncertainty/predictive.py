@@ -28,7 +28,7 @@ from fl_lightning.uncertainty.slopes import linearise
 if TYPE_CHECKING:
     from fl_lightning.uncertainty.posterior import Posterior
 
-KINDS = ("map", "temperature", "probit", "glm_mc", "nn", "ensemble")
+NO_TEMPERATURE = "the predictive temperature needs held-out data to fit it on, got none; use --data.validation 0.1"
 # Numbers in the slopes of a block that are in memory at once: 128 MB in float32.
 LARGEST_BLOCK = 2**25
 MOST_SAMPLES = 500
@@ -66,7 +66,7 @@ def predict(posterior: "Posterior", x: Tensor, kinds: Sequence[str], spread: boo
     Args:
         posterior: From which.
         x: Inputs as the network takes them.
-        kinds: Some of `KINDS`.
+        kinds: Some of `uncertainty.kinds.KINDS`.
         spread: Whether the standard deviations of the probabilities are wanted.
     """
     parts: dict[str, list[Prediction]] = {kind: [] for kind in kinds}
@@ -103,10 +103,7 @@ def _of_mean(posterior: "Posterior", x: Tensor, kinds: Sequence[str], spread: bo
         logits = posterior.task.logits(posterior.weights, x).double()
     nothing = torch.zeros_like(logits) if spread else None
     scale = posterior.logit_temperature
-    require(
-        scale is not None or "temperature" not in kinds,
-        "the predictive temperature needs held-out data to fit it on, got none; use --data.validation 0.1",
-    )
+    require(scale is not None or "temperature" not in kinds, NO_TEMPERATURE)
     return {
         "map": Prediction(logits.log_softmax(1), nothing),
         "temperature": Prediction((logits / (scale or 1.0)).log_softmax(1), nothing),
