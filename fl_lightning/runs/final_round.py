@@ -20,10 +20,12 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import SERVER, ClientData
 from fl_lightning.data.shares import sizes_of
 from fl_lightning.errors import require
+from fl_lightning.inputs import Inputs, part
 from fl_lightning.method import OwnPosterior
 from fl_lightning.record import Snapshot
 from fl_lightning.runs.track import TIMES
 from fl_lightning.system.atomic import write_atomically
+from fl_lightning.system.names import metric_name
 from fl_lightning.task import Task, Weights
 from fl_lightning.uncertainty import curvature, file, own, predictive, prior, shifted
 from fl_lightning.uncertainty.kinds import is_final
@@ -164,15 +166,24 @@ def _client_data(now: Situation) -> list[ClientData]:
     ]
 
 
-def _strange(config: RunConfig, now: Situation) -> dict[str, Tensor]:
+def _strange(config: RunConfig, now: Situation) -> dict[str, Inputs]:
     root = getattr(config.source, "root", None)
     dropped = None
     if config.split.drop_classes and shifted.DROPPED in config.uncertainty.ood:
         whole = config.source.load()
-        dropped = whole.test_x[torch.isin(whole.test_y, torch.tensor(config.split.drop_classes))]
+        dropped = part(whole.test_x, torch.isin(whole.test_y, torch.tensor(config.split.drop_classes)))
+    given: dict[str, str] = {}
+    for name in config.uncertainty.ood:
+        short = metric_name(Path(name).stem if Path(name).suffix else name)
+        require(
+            short not in given,
+            f"uncertainty.ood names {given.get(short)} and {name}, whose numbers would both be called {short}; rename "
+            "the file, or leave one out",
+        )
+        given[short] = name
     return {
-        Path(name).stem if Path(name).suffix else name: shifted.inputs_of(name, now.dataset, root, dropped, config.seed)
-        for name in config.uncertainty.ood
+        short: shifted.inputs_of(name, now.dataset, root, dropped, config.seed)
+        for short, name in given.items()
         if name != config.names["data"]  # a study names them all; a dataset is not strange to itself
     }
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fl_lightning import streams
 from fl_lightning.errors import require
+from fl_lightning.inputs import Inputs, part, split
 from fl_lightning.task import Weights
 from fl_lightning.uncertainty.blocks import DenseBlock
 from fl_lightning.uncertainty.slopes import linearise
@@ -60,7 +61,7 @@ class Prediction(NamedTuple):
         return entropy
 
 
-def predict(posterior: "Posterior", x: Tensor, kinds: Sequence[str], spread: bool = False) -> dict[str, Prediction]:
+def predict(posterior: "Posterior", x: Inputs, kinds: Sequence[str], spread: bool = False) -> dict[str, Prediction]:
     """Predictions of several kinds for the same inputs, which are linearised once.
 
     Args:
@@ -73,7 +74,7 @@ def predict(posterior: "Posterior", x: Tensor, kinds: Sequence[str], spread: boo
     drawn = [posterior.draw(number) for number in range(posterior.draws)] if "nn" in kinds else []
     models = [(Weights(params, posterior.weights.buffers), 1 / len(drawn)) for params in drawn]
     inverses = posterior.inverses() if {"probit", "glm_mc"} & set(kinds) else []
-    for block in torch.split(x, _block_size(posterior, x, kinds)):
+    for block in split(x, _block_size(posterior, x, kinds)):
         found = _of_mean(posterior, block, kinds, spread)
         if inverses:
             found |= _linearised(posterior, block, inverses, kinds, spread)
@@ -96,7 +97,7 @@ def log_probit(logits: Tensor, variance: Tensor) -> Tensor:
     return (logits.double() / (1 + math.pi / 8 * variance.double()).sqrt()).log_softmax(1)
 
 
-def _of_mean(posterior: "Posterior", x: Tensor, kinds: Sequence[str], spread: bool) -> dict[str, Prediction]:
+def _of_mean(posterior: "Posterior", x: Inputs, kinds: Sequence[str], spread: bool) -> dict[str, Prediction]:
     if not {"map", "temperature"} & set(kinds):
         return {}
     with posterior.task.evaluating():
@@ -111,7 +112,7 @@ def _of_mean(posterior: "Posterior", x: Tensor, kinds: Sequence[str], spread: bo
 
 
 def _linearised(
-    posterior: "Posterior", x: Tensor, inverses: Sequence[Tensor], kinds: Sequence[str], spread: bool
+    posterior: "Posterior", x: Inputs, inverses: Sequence[Tensor], kinds: Sequence[str], spread: bool
 ) -> dict[str, Prediction]:
     linear = linearise(posterior.task, posterior.weights, x, last_only=posterior.form == "last_layer")
     logits = linear.logits.double()
@@ -145,7 +146,7 @@ def _first_order(logs: Tensor, covariance: Tensor) -> Tensor:
     return (slope @ covariance @ slope).diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
 
 
-def _mixture(posterior: "Posterior", models: Sequence[tuple[Weights, float]], x: Tensor, spread: bool) -> Prediction:
+def _mixture(posterior: "Posterior", models: Sequence[tuple[Weights, float]], x: Inputs, spread: bool) -> Prediction:
     with posterior.task.evaluating():
         logs = torch.stack([posterior.task.logits(weights, x).double().log_softmax(1) for weights, _ in models])
     shares = torch.tensor([share for _, share in models], dtype=torch.float64, device=logs.device)
@@ -173,11 +174,13 @@ def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(known) if known else None
 
 
-def _block_size(posterior: "Posterior", x: Tensor, kinds: Sequence[str]) -> int:
+def _block_size(posterior: "Posterior", x: Inputs, kinds: Sequence[str]) -> int:
     """Samples that are looked at together, so that their slopes fit into memory."""
     if not {"probit", "glm_mc"} & set(kinds):
         return MOST_SAMPLES
-    linear = linearise(posterior.task, posterior.weights, x[:1], last_only=posterior.form == "last_layer")
+    linear = linearise(
+        posterior.task, posterior.weights, part(x, slice(0, 1)), last_only=posterior.form == "last_layer"
+    )
     kept = sum(layer.slopes.numel() for layer in linear.layers.values())
     # Where a Jacobian is a sum over places, or has to be turned as a whole, it is formed after all.
     formed = [
