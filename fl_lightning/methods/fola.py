@@ -68,7 +68,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import variates
-from fl_lightning.backtracking import backtracked
+from fl_lightning.backtracking import backtracked, require_no_running_statistics
 from fl_lightning.batching import loss_is_likelihood
 from fl_lightning.curvature.e_full import EigenOrder
 from fl_lightning.curvature.fisher import FisherKind
@@ -163,7 +163,7 @@ class Fola(Method):
         trust: How far from the average a product may go, in units of the clients' own distances from it; null is any
             distance.
         backtracking: Whether a client that ends a round with a higher loss (prior and cavity included) than it began
-            with goes back by halves; two more passes over its data.
+            with goes back by halves; two more forward passes over its data, up to eight if it goes back.
     """
 
     aggregation: Literal["product", "average"] = "product"
@@ -210,6 +210,8 @@ class Fola(Method):
     def check(self, training: Training, server: Server) -> None:
         if self.cavity:
             variates.check("method.cavity", training)
+        if self.backtracking:
+            require_no_running_statistics("method.backtracking", server.task)
         for field in sorted(
             frozenset().union(*(form.uses for form in FORMS.values())) - FORMS[self.curvature_form].uses
         ):
@@ -221,18 +223,18 @@ class Fola(Method):
                 "leave one out",
             )
         require(
-            self.curvature_form in ("diagonal", "inputs") or loss_is_likelihood(server.task, server.holdout),
+            not self._form.needs_likelihood or loss_is_likelihood(server.task, server.holdout),
             f"method.curvature_form {self.curvature_form} is about the likelihood of the outputs, but the "
             f"training_step of {type(server.task.model).__name__} has another loss; use "
             "--method.curvature_form diagonal",
         )
         self._form.check(self.curvature_form, training, server)
-        overshoot = training.lr * self.strength * self._form.certain_precision(server)
+        precision = self._form.certain_precision(server)
         require(
-            overshoot < 2 or self.detached_prior or not training.is_sgd,
+            training.lr * self.strength * precision < 2 or self.detached_prior or not training.is_sgd,
             f"method.strength {self.strength:g} at training.lr {training.lr:g} is sure to diverge with "
-            f"--method.curvature_form {self.curvature_form}, whose precision is 1 for a bias; use --method.strength 0, "
-            "or one that is far below 2 / training.lr",
+            f"--method.curvature_form {self.curvature_form}, whose precision is {precision:g} for a bias; use "
+            f"--method.strength 0, or one that is far below 2 / ({precision:g} training.lr)",
         )
 
     def init(self, params: Params, num_clients: int) -> State:
@@ -351,7 +353,7 @@ class Fola(Method):
 
     @property
     def extra_passes(self) -> int:
-        return self._form.extra_passes + 2 * self.backtracking
+        return self._form.extra_passes  # backtracking takes no gradients
 
     @cached_property  # `observe` asks for it in every step
     def _form(self) -> Form:
