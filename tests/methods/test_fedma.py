@@ -12,7 +12,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.errors import UserError
 from fl_lightning.method import task_of
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedma import FedMa, Report, Row, merged
+from fl_lightning.methods.fedma import FedMa, Report, merged
 from fl_lightning.methods.pfnm import Pfnm
 from fl_lightning.models.cnn import Cnn
 from fl_lightning.models.mlp import Mlp
@@ -155,7 +155,7 @@ def test_borders_are_exact_where_the_layer_is_the_clients_own(kind):
     expected = outputs(method, case, params)
     layers = layers_of(params)
     for number in range(len(layers) - 1):
-        row = Row(params, state.clients.default.units, record.reports[0].counts)
+        row = state.clients.default._replace(params=params, counts=record.reports[0].counts)
         size = len(row.units[number])
         places = torch.randperm(size + 2, generator=torch.Generator().manual_seed(number))[:size]
         own = torch.cat([params[layers[number].weight].flatten(1), params[layers[number].bias][:, None]], dim=1)
