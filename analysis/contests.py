@@ -140,6 +140,10 @@ def final_stage(table: pd.DataFrame) -> pd.DataFrame:
     return kept
 
 
+# What the choice of a setting asks of a run beside settings and metrics.
+OF_A_CHOICE = ("case", "method", "seed", "status", "ended", "confirms", "run_id")
+
+
 def best_of_grid(
     table: pd.DataFrame, metric: str = "GA", keys: Sequence[str] | None = None, chosen_by: str | None = None
 ) -> pd.DataFrame:
@@ -167,6 +171,10 @@ def best_of_grid(
     keys = conditions(table) if keys is None else [key for key in keys if key in table]
     everything = tuned(table)
     settings = [key for key in everything if key not in keys]
+    # Of hundreds of columns a few are looked at, but all would be copied for each of thousands of groups.
+    looked_at = dict.fromkeys((*keys, *settings, *OF_A_CHOICE, metric, chosen_by))
+    table = table[[key for key in looked_at if key in table]]
+    table.attrs = {}  # and so would these
     rows: list[dict[str, Any]] = []
     for contest in _groups(table, keys):
         found = [_chosen(case, settings, chosen_by) for case in _groups(contest, ["case"])]

@@ -12,6 +12,13 @@ from tune import best
 from tune.edges import spaces
 
 
+class Unchanging(dict[str, Any]):
+    """Nobody writes to it, so nobody needs a copy: pandas copies what a table knows deeply in every operation."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Unchanging":
+        return self
+
+
 def attributes(content: Mapping[str, Any]) -> dict[str, Any]:
     """What a table of runs must know of its study: what varies as what, what was tried, and how the best is chosen."""
     keys, metric = best.keys_of(content), content.get("metric") or "GA"
@@ -22,7 +29,7 @@ def attributes(content: Mapping[str, Any]) -> dict[str, Any]:
         "given": sorted(keys.given),
         "metric": metric,
     }
-    known["spaces"] = {DISPLAY.get(case, case): tried for case, tried in spaces(content).items()}
+    known["spaces"] = Unchanging({DISPLAY.get(case, case): tried for case, tried in spaces(content).items()})
     fresh, chooses = confirming(content), _chooses(content)
     known["protocol"] = best.protocol(metric, content["seeds"], fresh) if content.get("seeds") and chooses else ""
     return known
