@@ -37,6 +37,8 @@ AXIS_NAMES = {
 }
 # Characters of a label that fit into a column.
 LEGEND_WIDTH = 62
+# So many lines of a legend find room in the height of a figure; each further one needs so many inches.
+LEGEND_LINES, LEGEND_LINE = 5, 0.15
 
 
 class Picture(Figure):
@@ -134,9 +136,13 @@ def legend(figure: Picture, *groups: Sequence[tuple[str, Mapping[str, Any]]], co
         rows += [*group, *[nothing] * (-len(group) % columns if total > columns else 0)]
     # Matplotlib fills columns first; we read rows.
     entries = [rows[i] for first in range(columns) for i in range(first, len(rows), columns)]
+    labels = [textwrap.fill(label, LEGEND_WIDTH) for label, _ in entries]
+    lines = sum(label.count("\n") + 1 for label in labels) / columns
+    # The panels keep their height however many entries there are.
+    figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + max(0, lines - LEGEND_LINES) * LEGEND_LINE)
     figure.legend(
         [Line2D([], [], **{"color": colours.faint, "lw": 1.3, "ms": 4, **look}) for _, look in entries],
-        [textwrap.fill(label, LEGEND_WIDTH) for label, _ in entries],
+        labels,
         loc="outside lower center",
         ncols=columns,
         frameon=False,

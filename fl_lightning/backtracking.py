@@ -5,15 +5,27 @@
 J_n is what the client has trained on: the mean loss of all its samples, in evaluation mode and without augmentation,
 and its penalty. With a cavity's correction added the last steps of a round may leave a client far up: the others' pull
 does not end where its own loss saturates. Whoever goes downhill, as on a quadratic loss, is left as it is.
+
+Running statistics, as BatchNorm has, belong to one end of the way: networks that have some are refused.
 """
 
+from fl_lightning.errors import require
 from fl_lightning.method import Local
 from fl_lightning.params import Params, zip_map
 from fl_lightning.penalty import Penalty
-from fl_lightning.task import Weights
+from fl_lightning.task import Task, Weights
 
 # Shorter steps than 1/64 are none.
 HALVINGS = 6
+
+
+def require_no_running_statistics(who: str, task: Task) -> None:
+    """Raise `UserError` for networks whose loss at a model depends on how training has come there."""
+    require(
+        all(getattr(module, "running_mean", None) is None for module in task.model.modules()),
+        f"{who} compares losses along the way and expected a network without running statistics, got one with "
+        "BatchNorm; leave it out, or use a model with GroupNorm or without normalisation",
+    )
 
 
 def backtracked(local: Local, start: Params, penalty: Penalty | None) -> Params:

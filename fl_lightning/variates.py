@@ -3,19 +3,22 @@
     c_n+ = c_n - c + (x - y_n) / (K_n lr)       the mean gradient along client n's path of K_n steps from x to y_n
     c   <- c + sum_n q_n (c_n+ - c_n)           q_n: the client's weight among all clients, so that c = sum_n q_n c_n
 
-A client that adds <c - c_n, theta> to its loss then moves as everybody does on average.
+A client that adds <c - c_n, theta> to its loss then moves as everybody does on average. Where something else has pulled
+at the client, too, such as a prior, its path says less than the gradients do:
+
+    c_n+ = (1/K_n) sum_t g_t                    g_t: gradient of the likelihood alone in step t
 """
 
 from collections.abc import Sequence
 from math import sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fl_lightning.client_memory import ClientMemory
 from fl_lightning.errors import require
-from fl_lightning.method import Cohort, Local
+from fl_lightning.method import Cohort, Local, Step
 from fl_lightning.params import Params, flatten, weighted_sum, zeros, zip_map
 from fl_lightning.training import Training, require_sgd
 
@@ -44,6 +47,28 @@ class Variates(NamedTuple):
             n: zip_map(torch.add, self.clients[n], change) for n, change in zip(cohort.members, changes, strict=True)
         }
         return Variates(mean, self.clients.replaced(rows))
+
+
+class Path(NamedTuple):
+    """Statistics of a path, and the gradients of the likelihood beside them.
+
+    Attributes:
+        trace: What the method itself folds up.
+        gradients: The sum of g_t.
+    """
+
+    trace: Any
+    gradients: Params
+
+    def seen(self, trace: Any, step: Step) -> "Path":
+        """The path after a step, with the method's own statistics after it."""
+        return Path(trace, zip_map(torch.add, self.gradients, step.grad))
+
+    def change(self, num_steps: int, own: Params) -> Params:
+        """c_n+ - c_n of a client whose variate was c_n."""
+        if num_steps == 0:
+            return zeros(own)
+        return zip_map(lambda g, c: (g.double() / num_steps - c.double()).to(c.dtype), self.gradients, own)
 
 
 def check(who: str, training: Training) -> None:

@@ -309,7 +309,7 @@ def test_symmetric_matrices_are_sent_as_triangles():
     assert of_inputs(0).numbers_sent() == 15 + 15
     assert of_kron(0).numbers_sent() == 15 + 15 + 6
     assert of_kron(0).with_mean({}).numbers_sent() == 15 + 6
-    assert mixed(0).numbers_sent() == 15 + 3 + 4 + 2 + 2 + (15 + 6) + 3 + 4 + 3 + 0
+    assert mixed(0).numbers_sent() == 15 + 3 + 4 + 2 + 2 + (15 + 6) + 3 + 3 + 3 + 0
 
 
 def test_the_preconditioner_saves_iterations_and_the_tolerance_is_kept(monkeypatch):

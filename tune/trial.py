@@ -1,5 +1,6 @@
 """The Ray Tune trial: a pack of runs, or the seeds of one setting that a searcher has proposed."""
 
+import os
 import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -33,7 +34,7 @@ class Trial(ray.tune.Trainable):
         self, config: dict[str, Any], packs: Sequence[Compact] = (), instructions: Instructions | None = None
     ) -> None:
         """Ray starts a process here; `reset_config` gives it its next work."""
-        enrol()
+        enrol(os.getpid())
         assert instructions is not None
         workers = instructions.workers
         if isinstance(workers, Workers) and isinstance(workers.number, int) and workers.number > 1:

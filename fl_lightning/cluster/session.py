@@ -35,8 +35,7 @@ def session() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        if started := tuple(started_for(folder)):
-            enrol(*started)
+        enrol(*started_for(folder))
         os.environ.pop(VARIABLE, None)
         end_processes(folder)  # usually none: Ray has shut down
         lock.release()
@@ -53,11 +52,11 @@ def started_for(folder: Path) -> Iterator[int]:
 
 
 def enrol(*numbers: int) -> None:
-    """Put processes, or this one, on the list of the session that they belong to, if there is one."""
+    """Put processes on the list of the session that they belong to, if there is one."""
     folder = os.environ.get(VARIABLE)
     if folder is None:
         return
-    lines = [f"{number} {born}\n" for number in numbers or (os.getpid(),) if (born := processes.birth(number))]
+    lines = [f"{number} {born}\n" for number in numbers if (born := processes.birth(number))]
     with suppress(OSError), open(Path(folder, PROCESSES), "a", encoding="ascii") as file:  # the session has ended
         file.write("".join(lines))
 

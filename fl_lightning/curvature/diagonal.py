@@ -21,6 +21,7 @@ class DiagonalFisher(Form):
     """F_n = (1/E) sum_t (b_t / m_n) g_t^2 online, that of all samples at the final model offline."""
 
     uses: ClassVar = frozenset({"fisher", "damping_place", "damping_in_prior", "normalisation", "round_scaling"})
+    needs_likelihood: ClassVar = False
 
     def check(self, name: str, training: Training, server: Server) -> None:
         require_independent_samples(self, server)

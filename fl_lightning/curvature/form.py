@@ -1,7 +1,8 @@
 """How a client measures a precision: along the path of local training, or at its end.
 
 A form of curvature has two files: one in `fl_lightning.gaussian` that knows what the precision is (products, prior
-losses, traffic), and one here that knows how it is measured. `forms.py` has their names.
+losses, traffic), and one here that knows how it is measured. Its name goes into the two lists of `forms.py`, and with
+that into the contract tests; a choice of its own is a field of FOLA and of `Measuring`, and among the form's `uses`.
 """
 
 from abc import ABC, abstractmethod
@@ -57,12 +58,14 @@ class Form(ABC):
     measuring: Measuring
     # The choices of a method that concern this form; others are refused beside it.
     uses: ClassVar[frozenset[str]] = frozenset()
+    # Whether it is made of the likelihood of the outputs, and not of the loss that is trained or of inputs alone.
+    needs_likelihood: ClassVar[bool] = True
 
     def check(self, name: str, training: Training, server: Server) -> None:  # noqa: B027 - nothing to refuse
         """Refuse a model or settings for which the form does not suit, or does not fit in memory or time."""
 
     def certain_precision(self, server: Server) -> float:
-        """A precision that some parameter has whatever the data, such as 1 where the input is the 1 of a bias."""
+        """A precision that some parameter has whatever the data, such as a bias, whose input is always 1."""
         return 0.0
 
     @abstractmethod

@@ -46,6 +46,7 @@ class OfInputs(Form):
     """Lambda = I (x) A for every layer: one forward pass, no labels."""
 
     uses: ClassVar = frozenset({"fisher", "first_layer", "prior", "round_scaling"})
+    needs_likelihood: ClassVar = False
 
     def check(self, name: str, training: Training, server: Server) -> None:
         require_independent_samples(self, server)
@@ -78,8 +79,11 @@ class OfInputs(Form):
         return Blocks.of(params, parts + _rest(params, found.rest, fisher))
 
     def certain_precision(self, server: Server) -> float:
-        empty = self.nothing(server.task.initial.params, server.task, _example(server))
-        return max(float(isinstance(block, Inputs) and len(block.mean) > 1) for _, block, _ in empty.parted())
+        calls = recorded(server.task.initial.params, server.task, _example(server)).calls
+        averaged = self.measuring.first_layer == "average"
+        # Of one sample: the patches of a convolution, the positions of a sequence, else one.
+        places = (call.output.numel() // len(call.layer.weight) for call in calls[averaged:] if call.bias is not None)
+        return float(max(places, default=0))
 
     def _averaged(self, position: int, own: Params) -> Gaussian | None:
         return Flat(own) if position == 0 and self.measuring.first_layer == "average" else None
@@ -102,6 +106,7 @@ class OfInputsAndSlopes(OfInputs):
     """Lambda = G (x) A for every layer: one forward pass and, for exact slopes, a backward pass for each class."""
 
     uses: ClassVar = frozenset({"fisher", "first_layer", "prior", "slopes", "solver", "projection", "damping_slopes"})
+    needs_likelihood: ClassVar = True
 
     def check(self, name: str, training: Training, server: Server) -> None:
         if self.measuring.slopes != "empirical":

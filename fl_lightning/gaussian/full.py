@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.merging import Merging
-from fl_lightning.params import Params, cast_like, flatten, unflatten, weighted_sum
+from fl_lightning.params import Params, cast_like, count, flatten, unflatten, weighted_sum
 from fl_lightning.system import activity
 
 # Rows that are converted to float64 at once.
@@ -38,6 +38,11 @@ class Factor(NamedTuple):
 
     def solve(self, vector: Tensor) -> Tensor:
         return torch.cholesky_solve(vector.double().unsqueeze(1), self.lower).squeeze(1)
+
+
+def triangle(matrix: Tensor) -> int:
+    """Numbers of a symmetric matrix as it is sent: its upper triangle."""
+    return len(matrix) * (len(matrix) + 1) // 2
 
 
 def factor(matrix: Callable[[], Tensor], damping: float) -> Factor:
@@ -160,6 +165,9 @@ class Full(Gaussian):
 
     def notes(self) -> dict[str, float]:
         return {"damping_raised": float(self.raises)}
+
+    def numbers_sent(self) -> int:
+        return count(self.mean) + triangle(self.matrix)
 
 
 def largest_eigenvalue(matrix: Tensor, steps: int = 30) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.full import factor
+from fl_lightning.gaussian.full import factor, triangle
 from fl_lightning.params import Params, cast_like, count
 
 
@@ -28,11 +28,6 @@ def split(matrix: Tensor, like: Params) -> Params:
     (weight, shape), *bias = ((name, value.shape) for name, value in like.items())
     size = shape[1:].numel()
     return {weight: matrix[:, :size].reshape(shape)} | {name: matrix[:, size] for name, _ in bias}
-
-
-def triangle(matrix: Tensor) -> int:
-    """Numbers of a symmetric matrix as it is sent: its upper triangle."""
-    return len(matrix) * (len(matrix) + 1) // 2
 
 
 def average_and_offsets(means: Sequence[Params], weights: Sequence[float]) -> tuple[Tensor, list[Tensor]]:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.inputs import average_and_offsets, joined, split, triangle
+from fl_lightning.gaussian.full import triangle
+from fl_lightning.gaussian.inputs import average_and_offsets, joined, split
 from fl_lightning.gaussian.kron_sum import KronSum
 from fl_lightning.gaussian.merging import Merging, Solver
 from fl_lightning.params import Params, cast_like, count, weighted_sum

@@ -80,3 +80,8 @@ def clips(whole: Params, precision: Params, floor: float) -> int:
         rounding = 8 * torch.finfo(s.dtype).eps * s.double().abs()
         total += int((s.double() - precision[name].double() < floor - rounding).sum())
     return total
+
+
+def below(precision: Params, floor: float) -> int:
+    """Where a float64 precision lies below the floor by more than rounding: there it is clipped."""
+    return sum(int((s < floor - 8 * torch.finfo(s.dtype).eps * abs(floor)).sum()) for s in precision.values())

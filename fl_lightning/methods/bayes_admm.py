@@ -37,7 +37,7 @@ from fl_lightning.client_memory import ClientMemory
 from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.quotient import Factor, change, clips
+from fl_lightning.gaussian.quotient import Factor, below, change, clips
 from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server
 from fl_lightning.params import Params, cast_like, weighted_sum, zip_map
 from fl_lightning.penalty import Quadratic
@@ -118,6 +118,15 @@ class BayesADMM(Method):
         return cavity.found(local.params, local.rule_state.curvature, context, self.prior)
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
+        duals, moment, found = self._mixture(state, cohort, reports)
+        precision = zip_map(lambda s: s.clamp(min=self.prior), found)
+        params = zip_map(lambda x, v, s: x.double() + v / s, state.origin, moment, precision)
+        return State(cast_like(params, state.params), cast_like(precision, state.params), state.origin, duals)
+
+    def _mixture(
+        self, state: State, cohort: Cohort, reports: Sequence[Report]
+    ) -> tuple[ClientMemory[Factor], Params, Params]:
+        """The duals after a round, and the server's moment and precision, in float64, which may be below the prior."""
         rho, owners = self._rho(cohort), _owners(cohort.server)
         before = Diagonal(state.params, state.precision)
         steps = {
@@ -138,9 +147,7 @@ class BayesADMM(Method):
         mean_precision = weighted_sum((step.precision for step in steps.values()), equal)
         moment = zip_map(mixed, now.moment, mean_moment, total.moment)
         found = zip_map(mixed, now.precision, mean_precision, total.precision)
-        precision = zip_map(lambda s: (s + self.prior).clamp(min=self.prior), found)
-        params = zip_map(lambda x, v, s: x.double() + v / s, state.origin, moment, precision)
-        return State(cast_like(params, state.params), cast_like(precision, state.params), state.origin, duals)
+        return duals, moment, zip_map(lambda s: s + self.prior, found)
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         return [Diagonal(*report) for report in reports]
@@ -155,6 +162,7 @@ class BayesADMM(Method):
         taken = [context.of_member(position).own.precision for position in range(len(cohort.members))]
         return {
             **cavity.of_precision(after.precision),
+            "server_clips": float(below(self._mixture(before, cohort, reports)[-1], self.prior)),
             "prior_clips": [float(clips(before.precision, one, self.prior)) for one in taken],
             "duals_negative": cavity.negatives([after.duals[n] for n in cohort.members]),
         }

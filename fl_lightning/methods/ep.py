@@ -46,7 +46,7 @@ from fl_lightning.curvature.fisher import diagonal_fisher
 from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.quotient import Factor, change, clips
+from fl_lightning.gaussian.quotient import Factor, below, change, clips
 from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server, Step
 from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zeros, zip_map
 from fl_lightning.penalty import Quadratic, overshoot_advice
@@ -198,6 +198,18 @@ class EP(Method):
         return Report(cast_like(samples.mean, local.params), cast_like(precision, local.params))
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
+        factors, origin, moment, found = self._product(state, cohort, reports)
+        precision = zip_map(lambda s: s.clamp(min=self.prior), found)
+        params = zip_map(lambda x, v, s: x.double() + torch.where(s > 0, v / s, 0.0), origin, moment, precision)
+        return State(cast_like(params, state.params), cast_like(precision, state.params), state.origin, factors)
+
+    def _product(
+        self, state: State, cohort: Cohort, reports: Sequence[Report]
+    ) -> tuple[ClientMemory[Factor] | tuple[()], Params, Params, Params]:
+        """The factors after a round, the point around which the server is written, its moment, and its precision.
+
+        In float64; factors may be negative, so that the precision may lie below the prior.
+        """
         rate, before = self._rate(cohort), Diagonal(state.params, state.precision)
         tilted = {n: Diagonal(*report) for n, report in sorted(zip(cohort.members, reports, strict=True))}
         factors: ClientMemory[Factor] | tuple[()] = ()
@@ -212,9 +224,7 @@ class EP(Method):
             moment = weighted_sum((c.moment for c in changes), [rate] * len(changes))
             found = weighted_sum((c.precision for c in changes), [rate] * len(changes))
             precision = zip_map(lambda s, v: s.double() + v, state.precision, found)
-        precision = zip_map(lambda s: s.clamp(min=self.prior), precision)
-        params = zip_map(lambda x, v, s: x.double() + torch.where(s > 0, v / s, 0.0), origin, moment, precision)
-        return State(cast_like(params, state.params), cast_like(precision, state.params), state.origin, factors)
+        return factors, origin, moment, precision
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         return [Diagonal(*report) for report in reports]
@@ -235,6 +245,7 @@ class EP(Method):
         numbers = {
             **cavity.of_precision(after.precision),
             "cavity_clips": clipped,
+            "server_clips": float(below(self._product(before, cohort, reports)[-1], self.prior)),
         }
         if cohort.training.is_sgd:
             numbers |= {"prior_stability": max(stability), "stiffness": stability}

@@ -28,7 +28,7 @@ Clients that do not take part are matched with the network they had.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,11 +67,15 @@ from fl_lightning.wide import (
 
 
 class Row(NamedTuple):
-    """A client: the network it starts from, its units among the server's, its samples of each class."""
+    """A client: the network it starts from, its units among the server's, its samples of each class.
+
+    And how many layers were merged since it was sent any.
+    """
 
     params: Params
     units: tuple[Tensor, ...]
     counts: Tensor
+    behind: Tensor
 
 
 class State(NamedTuple):
@@ -110,6 +114,8 @@ class FedMa(Method):
         growth: Room for units of the server, as a multiple of a client's; at most 700, unless a client has more.
     """
 
+    version: ClassVar[int] = 2
+
     sigma: float = 1.0
     sigma0: float = 1.0
     gamma: float = 7.0
@@ -130,7 +136,8 @@ class FedMa(Method):
 
     def init(self, params: Params, num_clients: int) -> State:
         output = params[layers_of(params)[-1].bias]
-        return State(params, 0, ClientMemory.blank(Row(params, live_units(params), torch.zeros_like(output))))
+        nobody = Row(params, live_units(params), torch.zeros_like(output), output.new_zeros((), dtype=torch.long))
+        return State(params, 0, ClientMemory.blank(nobody))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         starts = [self._start(state, n) for n in cohort.members]
@@ -150,9 +157,11 @@ class FedMa(Method):
         if client not in state.clients:
             return in_use(start)
         last = len(layers_of(start)) - 1
-        merged = [state.layer - 1] if state.layer > 0 else list(range(max(last - 1, 0), last + 1))
-        units = state.clients[client].units
-        own = sum(len(units[number]) for number in merged if number < last)
+        row = state.clients[client]
+        merged = {(state.layer - back) % max(last, 1) for back in range(1, int(row.behind) + 1)}
+        if last - 1 in merged:  # with it came the output
+            merged.add(last)
+        own = sum(len(row.units[number]) for number in merged if number < last)
         return sum(layer_in_use(state.params, number) for number in merged) + own
 
     def frozen(self, context: Context) -> frozenset[str]:
@@ -168,8 +177,10 @@ class FedMa(Method):
         return Report(local.params, counted(labels, local.data.dataset.num_classes, local.params), numbers)
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
-        new = {n: Row(r.params, state.clients[n].units, r.counts) for n, r in zip(cohort.members, reports, strict=True)}
-        rows = {n: new.get(n, state.clients[n]) for n in sorted({*state.clients.seen, *new})}
+        old, none = state.clients, torch.zeros_like(state.clients.default.behind)
+        new = {n: Row(r.params, old[n].units, r.counts, none) for n, r in zip(cohort.members, reports, strict=True)}
+        rows = {n: new.get(n, old[n]) for n in sorted({*old.seen, *new})}
+        rows = {n: row._replace(behind=row.behind + 1) for n, row in rows.items()}
         hidden = len(layers_of(state.params)) - 1
         if hidden > 0:
             matched = self._match(list(rows.values()), state.layer, cohort)
@@ -234,4 +245,4 @@ def merged(row: Row, number: int, means: Tensor, units: Tensor) -> Row:
     moved[:, units] = above[:, row.units[number]]
     params |= {layer.weight: weight, layer.bias: bias, following.weight: moved.reshape(params[following.weight].shape)}
     own = (*row.units[:number], units, *row.units[number + 1 :])
-    return Row(params, own, row.counts)
+    return row._replace(params=params, units=own)

@@ -40,15 +40,16 @@ rounds one by one.
 With e_full, F_n is the vector of that matrix's eigenvalues, used as if it were a diagonal.
 
 With `cavity`, what the server says to a client leaves the client's own contribution out, as expectation propagation
-does. With SCAFFOLD's control variates c_n and c = sum_n q_n c_n (`variates.py`), the mean gradients of their losses,
+does. With control variates c_n and c = sum_n q_n c_n (`variates.py`), the mean gradients of their losses L_n,
 
     J_n(theta) = L_n(theta) + <c - c_n, theta> + (strength / 2) (theta - mu_S)^T Lambda_S (theta - mu_S)     r > 1
-    c_n       <- c_n - c + (mu_S - mu_n) / (K_n lr)      limited, see `variates.limited`
+    c_n       <- (1/K_n) sum_t g_t                       limited, see `variates.limited`
     mu_S      <- mu_S + sum_n p_n (mu_n - mu_S)          r > 1; in round 1 the product
 
 Each client then aims at the optimum of all: precisions, which say whose optimum to believe where, weigh the models in
 round 1 alone. On quadratic losses the optimum of all, with its gradients, is a fixed point for every strength, which it
-is not without the cavity. With strength 0, aggregation average and no limit this is SCAFFOLD.
+is not without the cavity. With strength 0 the path says what c_n is, c_n - c + (mu_S - mu_n) / (K_n lr), and with
+aggregation average and no limit this is SCAFFOLD.
 
 With `trust`, the damping of a layer (or of all parameters, if the form knows no layers) is doubled until
 
@@ -62,29 +63,28 @@ With `backtracking`, a client whose J_n has risen goes back towards mu_S until i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fl_lightning import variates
-from fl_lightning.backtracking import backtracked
-from fl_lightning.batching import loss_is_likelihood
+from fl_lightning.backtracking import backtracked, require_no_running_statistics
 from fl_lightning.curvature.e_full import EigenOrder
 from fl_lightning.curvature.fisher import FisherKind
 from fl_lightning.curvature.form import FirstLayer, Form, Measuring, Rest
-from fl_lightning.curvature.forms import FORMS, FormName
+from fl_lightning.curvature.forms import FORMS, FormName, require_suitable
 from fl_lightning.errors import require
 from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.merging import Merging, Projection, Solver
 from fl_lightning.gaussian.summary import precisions
 from fl_lightning.gaussian.trust import merged
 from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server, Step
-from fl_lightning.params import Params, average, zip_map
+from fl_lightning.params import Params, average, zeros, zip_map
 from fl_lightning.penalty import Detached, Linear, Penalty, Sum, overshoot_advice
 from fl_lightning.task import Task
 from fl_lightning.training import Training
-from fl_lightning.variates import Variates
+from fl_lightning.variates import Path, Variates
 
 
 class State(NamedTuple):
@@ -163,8 +163,10 @@ class Fola(Method):
         trust: How far from the average a product may go, in units of the clients' own distances from it; null is any
             distance.
         backtracking: Whether a client that ends a round with a higher loss (prior and cavity included) than it began
-            with goes back by halves; two more passes over its data.
+            with goes back by halves; two more forward passes over its data, up to eight if it goes back.
     """
+
+    version: ClassVar[int] = 2
 
     aggregation: Literal["product", "average"] = "product"
     strength: float = 100.0
@@ -210,30 +212,10 @@ class Fola(Method):
     def check(self, training: Training, server: Server) -> None:
         if self.cavity:
             variates.check("method.cavity", training)
-        for field in sorted(
-            frozenset().union(*(form.uses for form in FORMS.values())) - FORMS[self.curvature_form].uses
-        ):
-            value = getattr(self, field)
-            owners = " or ".join(name for name, form in FORMS.items() if field in form.uses)
-            require(
-                value == type(self).__dataclass_fields__[field].default,
-                f"method.{field} {value} is for --method.curvature_form {owners}, got {self.curvature_form}; "
-                "leave one out",
-            )
-        require(
-            self.curvature_form in ("diagonal", "inputs") or loss_is_likelihood(server.task, server.holdout),
-            f"method.curvature_form {self.curvature_form} is about the likelihood of the outputs, but the "
-            f"training_step of {type(server.task.model).__name__} has another loss; use "
-            "--method.curvature_form diagonal",
-        )
-        self._form.check(self.curvature_form, training, server)
-        overshoot = training.lr * self.strength * self._form.certain_precision(server)
-        require(
-            overshoot < 2 or self.detached_prior or not training.is_sgd,
-            f"method.strength {self.strength:g} at training.lr {training.lr:g} is sure to diverge with "
-            f"--method.curvature_form {self.curvature_form}, whose precision is 1 for a bias; use --method.strength 0, "
-            "or one that is far below 2 / training.lr",
-        )
+        if self.backtracking:
+            require_no_running_statistics("method.backtracking", server.task)
+        strength = 0.0 if self.detached_prior else self.strength
+        require_suitable(self.curvature_form, self._form, self, strength, training, server)
 
     def init(self, params: Params, num_clients: int) -> State:
         return State(self._form.nothing(params), self._no_variates(params))
@@ -267,19 +249,25 @@ class Fola(Method):
         return Detached(pull) if self.detached_prior else pull
 
     def trace(self, context: Context) -> Any:
-        return self._form.trace(context.start)
+        trace = self._form.trace(context.start)
+        return Path(trace, zeros(context.start)) if self._sums_gradients else trace
 
     def observe(self, trace: Any, step: Step) -> Any:
+        if isinstance(trace, Path):
+            return trace.seen(self._form.observe(trace.trace, step), step)
         return self._form.observe(trace, step)
 
     def report(self, local: Local, context: Context) -> Report:
-        kept = local
+        path = local.trace
+        kept = local._replace(trace=path.trace) if isinstance(path, Path) else local
         if self.backtracking:
-            kept = local._replace(params=backtracked(local, context.start, self.penalty(context)))
+            kept = kept._replace(params=backtracked(local, context.start, self.penalty(context)))
         posterior = self._posterior(kept, context)
-        if not self.cavity:
-            return Report(posterior)
-        return Report(posterior, variates.change_along_path(local, context.start, context.shared.control))
+        if isinstance(path, Path):
+            return Report(posterior, path.change(local.num_steps, context.own))
+        if self.cavity:
+            return Report(posterior, variates.change_along_path(local, context.start, context.shared.control))
+        return Report(posterior)
 
     def _posterior(self, local: Local, context: Context) -> Gaussian:
         posterior = self._form.measured(local, context.start)
@@ -343,7 +331,7 @@ class Fola(Method):
 
     @property
     def observes(self) -> bool:
-        return self._form.observes
+        return self._form.observes or self._sums_gradients
 
     @property
     def one_by_one(self) -> bool:
@@ -351,7 +339,7 @@ class Fola(Method):
 
     @property
     def extra_passes(self) -> int:
-        return self._form.extra_passes + 2 * self.backtracking
+        return self._form.extra_passes  # backtracking takes no gradients
 
     @cached_property  # `observe` asks for it in every step
     def _form(self) -> Form:
@@ -384,6 +372,11 @@ class Fola(Method):
     def _averages(self, round: int) -> bool:
         """Whether models are averaged: because the user says so, or because they all aim at the same optimum."""
         return self.aggregation == "average" or (self.cavity and round > 1)
+
+    @property
+    def _sums_gradients(self) -> bool:
+        """Whether the path alone does not say what c_n is, since the prior has pulled, too."""
+        return self.cavity and self.strength > 0 and not self.detached_prior
 
     @property
     def _accumulates(self) -> bool:

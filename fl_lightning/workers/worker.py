@@ -117,7 +117,7 @@ class Worker:
     """
 
     def __init__(self, on_gpu: bool) -> None:
-        enrol()
+        enrol(os.getpid())
         self._on_gpu = on_gpu
         self._kept: dict[str, Kept] = {}
 

@@ -37,6 +37,7 @@ STATEFUL = {
     "fednova": {"method.server_momentum": 0.9},
     "fedpa": {"method.server_momentum": 0.9},
     "fedcurv": {"method.memory": "all"},
+    "fola": {"method.cavity": True},
     "data_sharing": {"method.warmup_epochs": 1},
 }
 

@@ -87,7 +87,7 @@ def test_a_living_driver_keeps_its_session(temporary, sleeper):
         assert (folder / session.PROCESSES).read_text().split() == [str(sleeper.pid), processes.birth(sleeper.pid)]
     assert sleeper.wait(10) == -9
     assert not folder.exists()
-    session.enrol()  # without a session nothing happens
+    session.enrol(os.getpid())  # without a session nothing happens
 
 
 def test_a_folder_that_is_a_link_is_not_followed(temporary, sleeper):

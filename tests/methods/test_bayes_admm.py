@@ -176,6 +176,18 @@ def test_diagnostics_count_clips():
         assert numbers["precision_min"] >= method.prior
 
 
+def test_a_server_below_the_prior_is_clipped_and_counted():
+    method = BayesADMM(prior=0.3)
+    record = ragged().run(method, rounds=1)[0]
+    before, cohort = record.before.state, record.cohort
+    for share, clipped in ((0.1, 6.0), (1.0, 0.0)):  # of the prior, which is all there is before the first round
+        precision = {k: share * v if k == "0.bias" else v for k, v in before.precision.items()}
+        reports = [Report(before.params, precision)] * len(cohort.members)
+        after = method.aggregate(before, cohort, reports)
+        assert method.diagnose(before, cohort, reports, after)["server_clips"] == clipped
+        assert all(torch.equal(value, torch.full_like(value, 0.3)) for value in after.precision.values())
+
+
 @pytest.mark.parametrize(
     "wrong", [{"rho": 0.0}, {"damping": 0.0}, {"damping": 2.0}, {"prior": 0.0}, {"temperature": -1.0}], ids=str
 )

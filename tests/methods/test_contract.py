@@ -10,12 +10,21 @@ import pytest
 from fl_lightning import discovery
 from fl_lightning.curvature.forms import FORMS as FORMS_THERE
 from fl_lightning.errors import UserError
+from fl_lightning.methods.ep import EP
 from fl_lightning.methods.fola import Fola
 from fl_lightning.testing import method_checks
 from tests.cases import equal_bits, final, ragged
 
 # A precision that is not a Fisher's, or that of single samples, wants a weaker prior than the default's.
 FORMS = {f"fola with {form}": Fola(curvature_form=form, strength=0.1) for form in FORMS_THERE if form != "diagonal"}
+# Options that act together, or that make another method of one.
+VARIANTS = {
+    "fola with cavity": Fola(cavity=True),
+    "fola with cavity, inputs, trust and backtracking": Fola(
+        cavity=True, curvature_form="inputs", strength=0.1, trust=1.0, backtracking=True
+    ),
+    "ep with vi": EP(inference="vi"),
+}
 METHODS = sorted(discovery.discover("methods"))
 # A server that learns by itself, from what clients draw at random or from a prior moves even when clients do not; so
 # does FedLPA's, whose own solver reproduces identical clients only where their factors are alike.
@@ -45,16 +54,16 @@ def promises():
             yield pytest.param(check, id=f"{name}: {check}", marks=marks(check))
 
 
-def promises_of_forms():
+def promises_of_variants():
     """All promises but those that engines make for every choice of every setting."""
-    for name, method in FORMS.items():
+    for name, method in (FORMS | VARIANTS).items():
         for check in method_checks(method):
             engines = "engines agree" in check.name
             if not engines or check.name.endswith((", plain", ", partial cohorts")):
                 yield pytest.param(check, id=f"{name}: {check}", marks=marks(check))
 
 
-@pytest.mark.parametrize("check", [*promises(), *promises_of_forms()])
+@pytest.mark.parametrize("check", [*promises(), *promises_of_variants()])
 def test_a_method_keeps_its_promises(check):
     try:
         check.run()

@@ -187,14 +187,28 @@ def test_9_traffic_is_two_models_each_way(memory):
 def test_a_factor_beyond_the_whole_is_clipped_and_counted():
     method, clients = EP(prior=0.3), quadratics()
     state = exact_round(method, method.init(ORIGIN, 4), range(4), clients)
-    assert method.diagnose(state, cohort_of((0, 1)), [], state)["cavity_clips"] == [0.0, 0.0]
+    same = [Report(state.params, state.precision)] * 2
+    assert method.diagnose(state, cohort_of((0, 1)), same, state)["cavity_clips"] == [0.0, 0.0]
     too_much = state.factors[1]._replace(precision={"w": state.precision["w"] + torch.tensor([1.0, -5.0, 0.5])})
     state = state._replace(factors=state.factors.replaced({1: too_much}))
     cohort = cohort_of((0, 1))
-    assert method.diagnose(state, cohort, [], state)["cavity_clips"] == [0.0, 2.0]
+    assert method.diagnose(state, cohort, same, state)["cavity_clips"] == [0.0, 2.0]
     pull = method.penalty(method.broadcast(state, cohort).of_member(1))
     assert torch.equal(pull.stiffness["w"][[0, 2]], torch.full((2,), 0.3 / SIZES[1], dtype=torch.float64))
     assert torch.isfinite(pull.centre["w"]).all()
+
+
+@pytest.mark.parametrize("memory", ["ep", "sep", "adf"])
+def test_a_server_below_the_prior_is_clipped_and_counted(memory):
+    method = EP(prior=0.3, memory=memory)
+    record = ragged().run(method, rounds=1)[0]
+    before, cohort = record.before.state, record.cohort
+    for share, clipped in ((0.1, 6.0), (1.0, 0.0)):  # of the prior, which is all there is before the first round
+        precision = {k: share * v if k == "0.bias" else v for k, v in before.precision.items()}
+        reports = [Report(before.params, precision)] * len(cohort.members)
+        after = method.aggregate(before, cohort, reports)
+        assert method.diagnose(before, cohort, reports, after)["server_clips"] == clipped
+        assert all(torch.equal(value, torch.full_like(value, 0.3)) for value in after.precision.values())
 
 
 def test_memory_holds_those_who_were_seen():

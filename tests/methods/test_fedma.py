@@ -12,7 +12,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.errors import UserError
 from fl_lightning.method import task_of
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedma import FedMa, Report, Row, merged
+from fl_lightning.methods.fedma import FedMa, Report, merged
 from fl_lightning.methods.pfnm import Pfnm
 from fl_lightning.models.cnn import Cnn
 from fl_lightning.models.mlp import Mlp
@@ -155,7 +155,7 @@ def test_borders_are_exact_where_the_layer_is_the_clients_own(kind):
     expected = outputs(method, case, params)
     layers = layers_of(params)
     for number in range(len(layers) - 1):
-        row = Row(params, state.clients.default.units, record.reports[0].counts)
+        row = state.clients.default._replace(params=params, counts=record.reports[0].counts)
         size = len(row.units[number])
         places = torch.randperm(size + 2, generator=torch.Generator().manual_seed(number))[:size]
         own = torch.cat([params[layers[number].weight].flatten(1), params[layers[number].bias][:, None]], dim=1)
@@ -251,6 +251,26 @@ def test_a_cycles_bytes():
         place = (record.round - 1) % 2
         assert record.bytes_up == 2 * 4 * up[place]
         assert record.bytes_down == 2 * 4 * (down[0] if record.round == 1 else down[1 if place else 2])
+
+
+def test_who_was_away_is_sent_all_layers_that_were_merged_meanwhile():
+    """Half of four clients in a round, three layers in a cycle: counted from who took part, round by round."""
+    case = vectors(hidden=(8, 7, 6), sizes=(12, 10, 9, 11)).changed(rounds=10, fraction=0.5)
+    records = case.run(FedMa(gamma=1e-6))  # all units match: nothing grows
+    layers = [8 * 6, 7 * 9, 6 * 8, 3 * 7]
+    last, away = {}, 0
+    for record in records:
+        expected = 0
+        for n in record.cohort.members:
+            if n not in last:
+                expected += sum(layers)
+                continue
+            merges = {(r - 1) % 3 for r in range(last[n], record.round)}
+            expected += sum(layers[number] + (8, 7, 6)[number] for number in merges) + (2 in merges) * layers[3]
+            away = max(away, record.round - last[n])
+        assert record.bytes_down == 4 * expected
+        last |= dict.fromkeys(record.cohort.members, record.round)
+    assert away > 1, "nobody was away"
 
 
 def test_bytes_grow_with_the_servers_layer():

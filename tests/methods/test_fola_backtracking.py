@@ -5,6 +5,7 @@ import torch
 
 from fl_lightning.backtracking import HALVINGS, backtracked
 from fl_lightning.engines.functional import Functional
+from fl_lightning.errors import UserError
 from fl_lightning.methods.fola import Fola
 from fl_lightning.params import flatten, zip_map
 from fl_lightning.penalty import Linear
@@ -55,6 +56,23 @@ def test_a_model_that_is_no_number_is_the_start():
     start, (local, *_) = clients_of(ragged(torch.float64), Fola())
     broken = local._replace(params=zip_map(lambda p: p * float("nan"), local.params))
     assert equal_bits(backtracked(broken, start, None), start)
+
+
+def test_running_statistics_are_refused():
+    """Those of the end would be those of the start, too. Where there are no statistics, normalisation is no matter."""
+    layers = torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, 3)
+    case = ragged(sizes=(20, 7, 0, 33))._replace(model=torch.nn.Sequential(*layers).double())
+    with pytest.raises(UserError, match="expected a network without running statistics, got one with") as refusal:
+        case.run(Fola(backtracking=True), rounds=1)
+    assert "\n" not in str(refusal.value)
+    case.run(Fola(), rounds=1)
+    grouped = torch.nn.Sequential(layers[0], torch.nn.GroupNorm(2, 6), *layers[2:]).double()
+    case._replace(model=grouped).run(Fola(backtracking=True), rounds=1)
+
+
+def test_forward_passes_are_no_gradient_evaluations():
+    counts = {b: ragged().run(Fola(backtracking=b), rounds=1)[0].gradient_evaluations for b in (False, True)}
+    assert counts[True] == counts[False] == 2 * 61
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)

@@ -19,7 +19,7 @@ from fl_lightning.params import flatten, unflatten
 from fl_lightning.record import Snapshot
 from fl_lightning.task import Task
 from fl_lightning.training import Training
-from fl_lightning.variates import Variates, excesses, limited
+from fl_lightning.variates import Path, Variates, excesses, limited
 from tests import references
 from tests.cases import ENGINES, equal_bits, final, largest_difference, ragged
 
@@ -66,17 +66,18 @@ def run_by_hand(case, rounds, strength, limit, damping=1e-2):
     server, c = torch.zeros_like(vector), torch.zeros_like(vector)
     own = {n: torch.zeros_like(vector) for n in members}
     for r in range(1, rounds + 1):
-        models, precisions, steps = {}, {}, {}
+        models, precisions, steps, means = {}, {}, {}, {}
         for n in members:
-            y, fisher = vector.clone(), torch.zeros_like(vector)
+            y, fisher, slopes = vector.clone(), torch.zeros_like(vector), []
             batches = references.batches(case, n, r)
             for batch in batches:
                 g = flatten(references.gradient(case, unflatten(y, like), batch))
+                slopes.append(g)
                 fisher += len(batch) / len(case.clients[n]) * g**2 / epochs
                 y = y - lr * (g + c - own[n] + strength * server * (y - vector))
-            models[n], steps[n] = y, len(batches)
+            models[n], steps[n], means[n] = y, len(batches), torch.stack(slopes).mean(0)
             precisions[n] = fisher / r + (r - 1) / r * server
-        new = {n: own[n] - c + (vector - models[n]) / (steps[n] * lr) for n in members}
+        new = dict(means)  # of the losses alone: the prior's pull is not the client's own
         centre = c + sum(share[n] * (new[n] - own[n]) for n in members)
         far = {n: sqrt(steps[n]) * float((new[n] - centre).norm()) for n in members}
         for n in members:
@@ -105,6 +106,25 @@ def test_matches_brute_force(strength, limit, engine):
     assert (flatten(state.variates.mean) - c).abs().max() < 1e-12
     for n, slope in own.items():
         assert (flatten(state.variates.clients[n]) - slope).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("form", ["inputs", "kron"])
+def test_variates_are_mean_gradients_of_losses_for_every_form(form):
+    """Whatever the prior has pulled; without a prior the path says it all, and nothing is summed up."""
+    case = ragged().changed(rounds=3, epochs=3)
+    strong, none = (Fola(cavity=True, curvature_form=form, strength=s, cavity_limit=None) for s in (0.5, 0.0))
+    record = case.run(strong)[-1]
+    for position, n in enumerate(record.cohort.members):
+        context = strong.broadcast(record.before.state, record.cohort).of_member(position)
+        pull = strong.penalty(context)
+        y, slopes = dict(context.start), []
+        for batch in references.batches(case, n, 3):
+            slopes.append(references.gradient(case, y, batch))
+            y = {k: v - case.training.lr * (slopes[-1][k] + pull.grad(y)[k]) for k, v in y.items()}
+        mean = {k: sum(g[k] for g in slopes) / len(slopes) for k in y}
+        assert largest_difference(record.after.state.variates.clients[n], mean) < 1e-12
+    assert largest_difference(y, record.clients[-1].local.params) < 1e-12
+    assert not isinstance(case.run(none)[-1].clients[0].local.trace, Path)
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])

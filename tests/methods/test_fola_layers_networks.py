@@ -4,15 +4,21 @@ import pytest
 import torch
 from torch import nn
 
+from fl_lightning import discovery
 from fl_lightning.curvature.layered import REST
+from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.plan import ClientData
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.flat import Flat
+from fl_lightning.method import Server
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.params import flatten
+from fl_lightning.task import Task
+from fl_lightning.training import Training
 from tests.cases import final, largest_difference, ragged
 
 FORMS = ["inputs", "kron", "last_layer"]
@@ -67,6 +73,42 @@ def test_convolutions_train_and_merge():
         records = case.run(Fola(curvature_form=form, strength=0.0))
         assert largest_difference(final(records), final(case.run(FedAvg()))) > 1e-4
         assert bool(flatten(final(records)).isfinite().all())
+
+
+def server_of(model, shape):
+    """What `check` sees of a network."""
+    x, y = torch.zeros(2, *shape), torch.zeros(2, dtype=torch.long)
+    holdout = ClientData(0, Dataset(x, y, x, y, num_classes=10), torch.arange(2), x.dtype)
+    return Server(Task(model), (2,), holdout, 0)
+
+
+def test_a_bias_of_a_convolution_is_pulled_at_every_place():
+    """784 places on CIFAR-10: what a perceptron stands is sure to diverge."""
+    training, settings = Training(lr=0.05), {"curvature_form": "inputs"}
+    torch.manual_seed(0)
+    cnn = server_of(discovery.find("models", "cnn")((3, 32, 32), 10), (3, 32, 32))
+    with pytest.raises(UserError, match=r"whose precision is 784 for a bias; use --method\.strength 0, or") as refusal:
+        Fola(strength=0.5, **settings).check(training, cnn)
+    assert "\n" not in str(refusal.value)
+    Fola(strength=0.05, **settings).check(training, cnn)
+    with pytest.raises(UserError, match="whose precision is 100 for a bias"):  # of the second convolution
+        Fola(strength=0.5, first_layer="average", **settings).check(training, cnn)
+    perceptron = server_of(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), (5,))
+    Fola(strength=0.5, **settings).check(training, perceptron)
+    with pytest.raises(UserError, match="whose precision is 1 for a bias"):
+        Fola(strength=50.0, **settings).check(training, perceptron)
+
+
+def test_the_certain_precision_is_that_of_the_measured_bias():
+    torch.manual_seed(0)
+    layers = nn.Unflatten(1, (1, 1, 5)), nn.Conv2d(1, 2, (1, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
+    record = (
+        ragged()
+        ._replace(model=nn.Sequential(*layers).double())
+        .run(Fola(curvature_form="inputs", strength=0.0), rounds=1)[0]
+    )
+    certain = Fola(curvature_form="inputs")._form.certain_precision(record.cohort.server)
+    assert certain == 4 == pytest.approx(float(record.after.state.posterior.diagonal()["1.bias"].max()))
 
 
 def test_the_first_layer_can_be_averaged_and_is_then_not_sent():

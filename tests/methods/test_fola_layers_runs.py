@@ -38,6 +38,27 @@ def test_traffic_counts_triangles():
     assert record.bytes_up == record.bytes_down == 4 * 4 * numbers
 
 
+@pytest.mark.parametrize("form", ["inputs", "kron", "last_layer", "full"])
+def test_every_symmetric_matrix_is_a_triangle(form):
+    """Beside the model: of a perceptron, and of a convolution (patches of four pixels, three filters)."""
+    torch.manual_seed(0)
+    perceptron = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    convolution = nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    sides = {
+        "inputs": ((6, 7), (5, 13)),
+        "kron": ((6, 6, 7, 3), (5, 3, 13, 2)),
+        "last_layer": ((3 * 7,), (2 * 13,)),
+        "full": ((57,), (41,)),
+    }
+    shapes = (1, 5), (1, 1, 3, 3)
+    for model, shape, matrices in zip((perceptron, convolution), shapes, sides[form], strict=True):
+        task = Task(model)
+        posterior = Fola(curvature_form=form).begin(task.initial.params, 2, task, torch.zeros(shape)).posterior
+        numbers = sum(n * (n + 1) // 2 for n in matrices)
+        assert Fola().traffic(posterior.with_mean({})) == numbers
+        assert Fola().traffic(posterior) == task.num_params + numbers
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_run_goes_on_from_its_checkpoint_to_the_bit(form, tmp_path):
     case, method = ragged(dtype=torch.float32), Fola(curvature_form=form, strength=0.1)

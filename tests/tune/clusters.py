@@ -20,8 +20,7 @@ from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.track import EXPERIMENT, store_uri
 
-# Ray lets its workers yield to all others; beside other tests they would starve.
-ENVIRONMENT = {**SETTINGS, "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**SETTINGS, "OMP_NUM_THREADS": "1"}
 
 # What a round has cost, and who has computed it.
 NOT_COMPARED = ("seconds", "workers")

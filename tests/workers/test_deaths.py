@@ -52,3 +52,7 @@ def test_a_client_that_kills_every_worker_ends_the_run(two, tmp_path):
     with pytest.raises(UserError, match=rf"{ATTEMPTS} workers have died at client 3, the last one so: ") as error:
         ragged().run(method, Parallel(Functional(chunk=1), two))
     assert "\n" not in str(error.value)
+
+
+def test_workers_yield_to_nobody_more_than_their_driver_does(ray_here):
+    assert ray_here.get(ray_here.remote(num_cpus=0.1)(lambda: os.nice(0)).remote()) == os.nice(0)
