@@ -1,6 +1,9 @@
 """Every method on every task: all engines agree, or the method says in one line that the task is not for it."""
 
+import math
+
 import pytest
+import torch
 
 from fl_lightning import discovery
 from fl_lightning.engines.functional import Functional
@@ -18,6 +21,8 @@ from tests.tasks import TASKS, case
 METHODS = [name for name, cls in discovery.discover("methods").items() if discovery.inherited(cls) is None]
 # Methods that count or average classes.
 NEED_CLASSES = {"fedbe", "fedma", "pfnm"}
+# Methods whose formulas, as they are by default, are about steps of SGD.
+NEED_SGD = {"bayes_admm", "ep", "fedivon", "fedpa", "fedsgd", "fedsparse", "scaffold"}
 FORMS = ("inputs", "kron", "last_layer", "full", "e_full")
 
 
@@ -49,6 +54,25 @@ def test_engines_agree_on_every_task(name, task):
         assert "\n" not in str(caught.value)
     else:
         agree(method, task)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_round_of_adam(name, task):
+    """Every method takes it on every task, but for those above, which say so in one line."""
+    method, problem = discovery.find("methods", name)(), case(task).changed(optimiser="adam", rounds=1, epochs=1)
+    refusals = [r"expected training\.optimiser sgd, got adam"] * (name in NEED_SGD)
+    refusals += [f"needs a task of classification.*got {task}|got Embedding"] * (
+        name in NEED_CLASSES and task != "classification"
+    )
+    if refusals:
+        with pytest.raises(UserError, match="|".join(refusals)) as caught:
+            problem.run(method)
+        assert "\n" not in str(caught.value)
+    else:
+        (record,) = problem.run(method)
+        assert all(torch.isfinite(value).all() for value in record.after.state.params.values())
+        assert all(math.isfinite(client.train_loss) for client in record.clients)
 
 
 @pytest.mark.parametrize("task", TASKS)
