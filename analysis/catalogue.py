@@ -233,9 +233,19 @@ TABLES: tuple[TableEntry, ...] = (
         "calibration",
         "Calibration",
         "Of the mean (map), and with a final round of every kind of prediction: 15 bins of equal width; AUROC of the "
-        "entropy for inputs of no class. NLL, Brier, ECE and AURC are small if good.",
+        "entropy for inputs of no class; T: what the logits of temperature are divided by. NLL, Brier, the kinds of "
+        "ECE and AURC are small if good.",
         lambda m: m.measures("ECE"),
         lambda m: tables.calibration(m.runs),
+        of_chosen=True,
+    ),
+    TableEntry(
+        "detection",
+        "Inputs of no class",
+        "How well the entropy of a prediction tells them from the test set: AUROC and AUPR are large if good, FPR95 "
+        "(the share of the test set that is taken for strange where 95 % of them are found) is small.",
+        lambda m: any(str(name).startswith("map/AUROC/") and m.measures(str(name)) for name in m.runs),
+        lambda m: tables.detection(m.runs),
         of_chosen=True,
     ),
     TableEntry(

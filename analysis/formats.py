@@ -14,6 +14,7 @@ import pandas as pd
 
 from analysis import contests
 from analysis.statistics import MIN_FOR_INTERVAL
+from fl_lightning.direction import sign
 from fl_lightning.errors import unknown
 from fl_lightning.system import spreadsheet
 from fl_lightning.system.text import render
@@ -25,19 +26,14 @@ NOTE = "[low, high]: 95 % bootstrap interval over seeds; (low to high): range of
 QUIET = {"ties": 0, "diverged seeds": 0, "diverged settings": 0, "incomplete settings": 0, "settings tried": 1}
 ENDS = (" low", " high", " std")
 NOTHING = "–"
+# Metrics whose best is marked, by the beginning of a column's name.
+METRICS = (
+    *("GA", "LA", "PA", "accuracy", "NLL", "RMSE", "Brier", "ECE", "adaptive ECE", "class-wise ECE", "AURC"),
+    *("AUROC", "AUPR", "FPR95"),
+)
 # By the beginning of a column's name: whether the smallest or the largest of its numbers is the best.
-BETTER = {
-    **{
-        "GA": "max",
-        "LA": "max",
-        "PA": "max",
-        "worst tenth": "max",
-        "spread": "min",
-        "expected best": "max",
-        "rounds to": "min",
-    },
-    **{"accuracy": "max", "NLL": "min", "RMSE": "min", "Brier": "min", "ECE": "min", "AURC": "min", "AUROC": "max"},
-}
+BETTER = {"worst tenth": "max", "spread": "min", "expected best": "max", "rounds to": "min"}
+BETTER |= {metric: "max" if sign(metric) > 0 else "min" for metric in METRICS}
 # Has what the others may not have, and is not in the contest.
 OUTSIDE = ("centralised",)
 SPECIAL = {

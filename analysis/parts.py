@@ -10,6 +10,7 @@ import pandas as pd
 from analysis import arrays
 from analysis.columns import narrow
 from analysis.runs import REFERENCE, NoRuns, Place, Runs, Sweep
+from fl_lightning.uncertainty.kinds import kinds_in
 
 WITHOUT = "runs without a study"
 
@@ -54,7 +55,7 @@ class Part:
     @property
     def has_final_rounds(self) -> bool:
         """Whether a run has ended in a posterior."""
-        return any(str(name).endswith("/NLL") and self.measures(str(name)) for name in self.runs)
+        return any(self.measures(f"{kind}/NLL") for kind in kinds_in(map(str, self.runs)))
 
     @cached_property
     def sweep(self) -> Sweep | None:

@@ -25,12 +25,19 @@ from analysis.statistics import (
     paired,
 )
 from fl_lightning.errors import unknown
+from fl_lightning.uncertainty.kinds import kinds_in
 
 # What is measured on the clients' own test sets, and how a table calls it.
 PERSONAL = {
     f"PA_{when}{ending}": f"{words} {when} (%)"
     for when in ("before", "after")
     for ending, words in (("", "PA"), ("_worst", "worst tenth"), ("_std", "spread"))
+}
+
+# What is measured of every kind of prediction, and how a table calls it.
+CALIBRATION = {
+    **{"NLL": "NLL", "Brier": "Brier", "ECE": "ECE", "adaptive_ECE": "adaptive ECE"},
+    **{"classwise_ECE": "class-wise ECE", "AURC": "AURC"},
 }
 
 
@@ -200,12 +207,10 @@ def costs(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def calibration(runs: pd.DataFrame) -> pd.DataFrame:
-    """NLL, Brier, ECE, AURC and detection of every case and kind of prediction, at the best setting of every case."""
+    """NLL, Brier, ECE, AURC and AUROC of every case and kind of prediction, at the best setting of every case."""
     best = contests.best_of_grid(runs)
     keys = contests.conditions(runs)
-    names = [str(name) for name in runs]
-    kinds = [name.removesuffix("/NLL") for name in names if name.endswith("/NLL")]
-    strange = [name.removeprefix("map/AUROC/") for name in names if name.startswith("map/AUROC/")]
+    kinds, strange = kinds_in(map(str, runs)), _strange(runs)
     rows = []
     for _, row in best.iterrows():
         mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
@@ -215,14 +220,41 @@ def calibration(runs: pd.DataFrame) -> pd.DataFrame:
             prefix = f"{kind}/" if kind else ""
             line = start | {"prediction": kind or "map"}
             line |= spread_columns("accuracy (%)", 100 * mine[f"{prefix}accuracy" if kind else "GA"])
-            for metric in ("NLL", "Brier", "ECE", "AURC"):
+            for metric, words in CALIBRATION.items():
                 if f"{prefix}{metric}" in mine:
-                    line |= spread_columns(metric, mine[f"{prefix}{metric}"])
+                    line |= spread_columns(words, mine[f"{prefix}{metric}"])
             for name in strange:
                 if f"{prefix}AUROC/{name}" in mine and mine[f"{prefix}AUROC/{name}"].notna().any():
                     line |= spread_columns(f"AUROC {name}", mine[f"{prefix}AUROC/{name}"])
+            if kind == "temperature" and "posterior/logit_temperature" in mine:
+                line |= spread_columns("fitted T", mine["posterior/logit_temperature"])
             rows.append(line | {"n": int(mine[f"{prefix}NLL"].notna().sum())})
     return pd.DataFrame(rows)
+
+
+def detection(runs: pd.DataFrame) -> pd.DataFrame:
+    """AUROC, AUPR and FPR95 of the entropy for inputs of no class, a row for each of them and kind of prediction."""
+    best = contests.best_of_grid(runs)
+    keys = contests.conditions(runs)
+    rows = []
+    for _, row in best.iterrows():
+        mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
+        for name in _strange(runs):
+            for kind in kinds_in(map(str, runs)):
+                if f"{kind}/AUROC/{name}" not in mine or mine[f"{kind}/AUROC/{name}"].isna().all():
+                    continue
+                line = {contests.symbol(key): row[key] for key in keys} | {"inputs of no class": name}
+                line |= {"case": row["case"], "prediction": kind}
+                for metric in ("AUROC", "AUPR", "FPR95"):
+                    if f"{kind}/{metric}/{name}" in mine:
+                        line |= spread_columns(metric, mine[f"{kind}/{metric}/{name}"])
+                rows.append(line | {"n": int(mine[f"{kind}/AUROC/{name}"].notna().sum())})
+    return pd.DataFrame(rows)
+
+
+def _strange(runs: pd.DataFrame) -> list[str]:
+    """The inputs of no class that were looked at."""
+    return [str(name).removeprefix("map/AUROC/") for name in runs if str(name).startswith("map/AUROC/")]
 
 
 def personal(runs: pd.DataFrame) -> pd.DataFrame:
@@ -348,6 +380,7 @@ __all__ = [
     "correlated",
     "correlations",
     "costs",
+    "detection",
     "html",
     "latex",
     "paired_comparison",

@@ -22,7 +22,7 @@ from fl_lightning.errors import Diverged, UserError
 from fl_lightning.loop import Judge, federate, initial
 from fl_lightning.method import task_of
 from fl_lightning.probes import ridge
-from fl_lightning.probes.accuracy import ClientJudge, measure
+from fl_lightning.probes.accuracy import ClientJudge, measure, own_metrics_of
 from fl_lightning.probes.reference import Reference
 from fl_lightning.record import Measurement, RoundRecord, Snapshot
 from fl_lightning.runs import checkpoint, final_round, model_file
@@ -191,6 +191,7 @@ def check(config: RunConfig) -> None:
     """Raise `UserError` if the configuration cannot run: data missing, settings that do not go together."""
     problem = build(config)
     _measuring(config, problem, Path(), _reference(config, problem))
+    own_metrics_of(task_of(config.method, problem.task), problem.dataset)
     _concluding(config, problem, Path(), False)
     _records(config, problem, None, config.engine)
 
@@ -281,7 +282,7 @@ def _compute(
     problem = problem or build(config)
     task = task_of(config.method, problem.task)
     start = initial(config.method, task, len(problem.clients), problem.dataset)
-    saved = saved_rounds(config, out, start, fresh)
+    saved = saved_rounds(config, out, start, fresh, own_metrics_of(task, problem.dataset))
     history = list(saved.history) if saved else []
     posterior = _reference(config, problem)
     measured = _measuring(config, problem, folder_of(config, out), posterior)

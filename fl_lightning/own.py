@@ -9,6 +9,7 @@ function of parameters and batch, and says in one line where it is none.
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.func import functional_call
 
 from fl_lightning.errors import UserError, require
 from fl_lightning.params import Params
+from fl_lightning.system.names import metric_name
 
 # What a module does with a batch.
 STEPS = ("training_step", "test_step", "validation_step")
@@ -108,48 +110,70 @@ class OwnStep:
         return dict(zip(leaves, grads, strict=True))
 
     def metrics(self, weights: Params, batches: Iterable[tuple[Any, Tensor]]) -> dict[str, float]:
-        """What `test_step`, or else `validation_step`, logs: means over samples, and metrics over all of them."""
-        cls: Any = type(self.module)
-        own = [name for name in STEPS[1:] if getattr(cls, name) is not getattr(self.base, name)]
-        if not own:
-            return {}
-        named = {f"module.{name}": value for name, value in weights.items()}
-        sums: dict[str, list[tuple[float, int]]] = {}
-        objects: dict[str, Any] = {}
+        """What `test_step`, or else `validation_step`, logs: means over samples, and metrics over all of them.
 
-        def log(name: str, value: Any, *_: Any, **__: Any) -> None:
-            if hasattr(value, "compute"):
-                objects[name] = value
-            else:
-                sums.setdefault(name, []).append((float(value), size))
-
+        The hooks at the start and at the end of its epoch are called, too.
+        """
         counting: list[Any] = [
             one for one in self.module.modules() if hasattr(one, "compute") and hasattr(one, "reset")
         ]
         for metric in counting:  # what training has left in it
             metric.reset()
-        with self.without_trainer(log):
-            for position, (x, y) in enumerate(batches):
-                size = len(y)
-                functional_call(_Steps(self), named, (own[0], x, y, position))
-        found = {name: sum(v * size for v, size in rows) / sum(size for _, size in rows) for name, rows in sums.items()}
-        found |= {name: float(metric.compute()) for name, metric in objects.items()}
+        logs = _Logs(self.name)
+        self._judge(weights, batches, logs)
+        found = logs.means()
         for metric in counting:
             metric.reset()
         return found
 
+    def logged(self, x: Any, y: Tensor) -> frozenset[str]:
+        """The names of what its evaluation logs, tried out on a few samples; the module itself does not notice.
+
+        Raises:
+            UserError: If it cannot be evaluated without a Trainer.
+        """
+        tried, logs = type(self)(deepcopy(self.module).eval(), self.base), _Logs(self.name)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                tried._judge({}, [(x, y)], logs)
+            except UserError:
+                raise
+            except Exception:
+                if not logs.ended:  # what is computed at the end may need more samples than these
+                    raise
+        return frozenset(logs.given)
+
+    def _judge(self, weights: Params, batches: Iterable[tuple[Any, Tensor]], logs: "_Logs") -> None:
+        """Call its evaluation as Lightning does, and remember what it logs."""
+        cls: Any = type(self.module)
+        own = [name for name in STEPS[1:] if getattr(cls, name) is not getattr(self.base, name)]
+        if not own:
+            return
+        kind = own[0].removesuffix("_step")
+        named, steps = {f"module.{name}": value for name, value in weights.items()}, _Steps(self)
+        with self.without_trainer(logs.log, f"{self.name}.{own[0]}", **_facts(kind)):
+            functional_call(steps, named, (f"on_{kind}_epoch_start",))
+            for position, (x, y) in enumerate(batches):
+                logs.size = len(y)
+                functional_call(steps, named, (own[0], x, y, position))
+            logs.size, logs.ended = 1, True
+            functional_call(steps, named, (f"on_{kind}_epoch_end",))
+
     @contextmanager
-    def without_trainer(self, log: Callable[..., None] = lambda *_, **__: None, **facts: Any) -> Iterator[None]:
+    def without_trainer(
+        self, log: Callable[..., None] = lambda *_, **__: None, judged: str = "", **facts: Any
+    ) -> Iterator[None]:
         """The module at work without Lightning, knowing nothing of a Trainer but these facts.
 
         Args:
             log: Is told what it logs.
+            judged: Which of its steps is at work, if it is being judged rather than trained.
             facts: What it may ask its Trainer for.
         """
         modules: list[Any] = [one for one in self.module.modules() if isinstance(one, self.base)]
         kept = [(one, one._trainer, vars(one).get("log")) for one in modules]
         for one in modules:
-            object.__setattr__(one, "_trainer", _NoTrainer(self.name, facts))
+            object.__setattr__(one, "_trainer", _NoTrainer(self.name, judged, facts))
             object.__setattr__(one, "log", log)
         try:
             yield
@@ -173,6 +197,41 @@ class OwnStep:
             self.loss(x, y)
 
 
+class _Logs:
+    """What a module logs while it is judged.
+
+    Attributes:
+        size: How many samples a number stands for.
+        ended: Whether the end of the epoch was reached.
+        given: What the module calls it, by the names under which it is stored.
+    """
+
+    def __init__(self, module: str) -> None:
+        self.size, self.ended, self.given = 1, False, dict[str, str]()
+        self._module = module
+        self._sums: dict[str, list[tuple[float, int]]] = {}
+        self._objects: dict[str, Any] = {}
+
+    def log(self, name: str, value: Any, *_: Any, **__: Any) -> None:
+        """Takes the place of the module's own `log`."""
+        stored = metric_name(name)
+        require(
+            self.given.setdefault(stored, name) == name,
+            f"{self._module} logs {self.given[stored]!r} and {name!r}, which are both stored as {stored!r}; rename one",
+        )
+        if hasattr(value, "compute"):
+            self._objects[stored] = value
+        else:
+            self._sums.setdefault(stored, []).append((float(value), self.size))
+
+    def means(self) -> dict[str, float]:
+        """Of numbers over samples; of metrics what they compute."""
+        found = {
+            name: sum(v * size for v, size in rows) / sum(size for _, size in rows) for name, rows in self._sums.items()
+        }
+        return found | {name: float(metric.compute()) for name, metric in self._objects.items()}
+
+
 class _Steps(nn.Module):
     """A module whose forward is one of the user's steps, as torch.func wants it."""
 
@@ -182,22 +241,39 @@ class _Steps(nn.Module):
         self._called = step._called
         self.train(step.module.training)
 
-    def forward(self, name: str, x: Any, y: Tensor, position: int) -> Any:
-        return self._called(name, x, y, position)
+    def forward(self, name: str, *batch: Any) -> Any:
+        return self._called(name, *batch) if batch else getattr(self.module, name)()
 
 
 class _NoTrainer:
     """Stands where Lightning puts the Trainer."""
 
-    def __init__(self, name: str, facts: Mapping[str, Any]) -> None:
-        self._name = name
+    def __init__(self, name: str, judged: str, facts: Mapping[str, Any]) -> None:
+        self._name, self._judged = name, judged
         vars(self).update(facts)
 
     def __getattr__(self, asked: str) -> Any:
+        if asked.startswith("__"):  # how Python looks for abilities, such as to be copied
+            raise AttributeError(asked)
+        if self._judged:
+            raise UserError(
+                f"{self._judged} asks its Trainer for {asked}, but the aggregated model is judged after a round, when "
+                "no Trainer is at work; log there only what follows from weights and batch"
+            )
         raise UserError(
             f"{self._name} asks its Trainer for {asked} while it trains, so that its step is no function of parameters "
             "and batch alone; use --engine lightning"
         )
+
+
+def _facts(kind: str) -> dict[str, Any]:
+    """What a module may ask its Trainer for while it is judged, as a Trainer says it that has not trained."""
+    return {
+        **{"current_epoch": 0, "global_step": 0, "sanity_checking": False, "training": False, "fast_dev_run": False},
+        **{"validating": kind == "validation", "testing": kind == "test", "predicting": False, "barebones": False},
+        **{"logger": None, "loggers": [], "callbacks": [], "callback_metrics": {}, "logged_metrics": {}},
+        **{"is_global_zero": True, "global_rank": 0, "local_rank": 0, "world_size": 1, "num_devices": 1},
+    }
 
 
 def _lightning_base(cls: type) -> Any:

@@ -212,6 +212,12 @@ def test_models_for_other_data_are_refused(name, data, message):
         Model(name).build(data, 0, Compute())
 
 
+def test_an_unknown_name_of_torchvision_is_told_the_nearest():
+    words = "unknown model.name 'resnet81': did you mean 'resnet18'. any classifier in torchvision.models"
+    with pytest.raises(UserError, match=words):
+        Torchvision((3, 8, 8), 10, name="resnet81")
+
+
 @pytest.mark.parametrize(
     ("model", "data", "message"),
     [

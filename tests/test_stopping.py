@@ -178,3 +178,29 @@ def test_the_command_says_that_it_has_stopped(out, tmp_path, capsys):
     assert (summary["status"], summary["round"]) == ("stopped", 2)
     assert run.main([*arguments, "--print_config"]) == 0
     assert capsys.readouterr().out.endswith("stop:\n  metric: GA\n  patience: 1\n")
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        *("NLL", "own_NLL", "RMSE", "AE", "LF", "loss", "val_loss", "test_loss", "val/loss", "train_loss", "bytes_up"),
+        *("probit/FPR95/noise", "probit/E_AURC", "map/adaptive_ECE", "PA_after_std", "workers_idle", "seconds_local"),
+        *("gradient_evaluations", "val/NLL", "valLoss", "posterior/train_loss", "own_val/loss mean"),
+    ],
+)
+def test_less_of_it_is_better(metric):
+    assert Stop(metric, at_least=0.5).enough([0.9, 0.4]) == 2
+    assert Stop(metric, patience=2).enough([0.9, 0.7, 0.8, 0.8]) == 4
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        *("GA", "LA", "LA_min", "GA_validation", "PA_after", "PA_before_worst", "F1", "own_GA", "val_acc", "val/f1"),
+        *("probit/accuracy", "probit/AUROC/noise", "nn/AUROC_information/my_loss", "map/AUPR/std", "something"),
+        "posterior/log_marginal_likelihood",
+    ],
+)
+def test_more_of_it_is_better(metric):
+    assert Stop(metric, at_least=0.5).enough([0.1, 0.6]) == 2
+    assert Stop(metric, patience=2).enough([0.1, 0.3, 0.2, 0.2]) == 4

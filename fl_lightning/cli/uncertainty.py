@@ -11,6 +11,7 @@ from fl_lightning.cli.flags import CommandParser
 from fl_lightning.config import Field
 from fl_lightning.system.text import render
 from fl_lightning.type_words import type_name
+from fl_lightning.uncertainty.kinds import is_final, kinds_in
 
 SECTION = "uncertainty"
 COLUMNS = ("accuracy", "NLL", "Brier", "ECE", "adaptive_ECE", "classwise_ECE", "AURC")
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = configuration.with_section(config_of(folder), SECTION, given).uncertainty
     with Progress(1, "final round", quiet=options.json, verbose=False) as _:
         result = measure_posterior(folder, settings, options.out)
-    numbers = {name: value for name, value in result.final.items() if "/" in name and not math.isnan(value)}
+    numbers = {name: value for name, value in result.final.items() if is_final(name) and not math.isnan(value)}
     if options.json:
         print(json.dumps({"run_id": result.run_id, "folder": str(result.folder), **numbers}))
         return 0
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def rows(numbers: dict[str, float]) -> list[dict[str, str]]:
     """One line for every kind of prediction."""
-    kinds = list(dict.fromkeys(name.partition("/")[0] for name in numbers if name.endswith("/NLL")))
+    kinds = kinds_in(numbers)
     table = []
     for kind in kinds:
         row = {"prediction": kind}
@@ -77,7 +78,7 @@ def rows(numbers: dict[str, float]) -> list[dict[str, str]]:
 
 def detection_rows(numbers: dict[str, float], strange: Sequence[str]) -> list[dict[str, str]]:
     """One line for every kind of prediction and strange inputs."""
-    kinds = list(dict.fromkeys(name.partition("/")[0] for name in numbers if name.endswith("/NLL")))
+    kinds = kinds_in(numbers)
     return [
         {"prediction": kind, "inputs of no class": name}
         | {metric: f"{numbers[f'{kind}/{metric}/{name}']:.4f}" for metric in DETECTION}

@@ -31,12 +31,22 @@ from fl_lightning.probes.settings import Evaluation
 from fl_lightning.record import ClientResult, Measurement, RoundRecord
 from fl_lightning.system import activity
 from fl_lightning.task import Score, Task, Weights
+from fl_lightning.uncertainty.kinds import is_final
 from fl_lightning.uncertainty.metrics import Calibration
 
 # Test samples per forward pass: larger blocks leave the cache of a CPU and are slower.
 BLOCK = 1000
+# Test samples on which a module's own evaluation is tried out.
+FEW = 32
 # What takes a pass over data, by the beginning of its name; a round that is not due has none of it.
-MEASURED = frozenset({"GA", "LA", "NLL", "Brier", "ECE", "PA", "AE", "LF", "RMSE", "F1"})
+MEASURED = frozenset({"GA", "LA", "NLL", "Brier", "ECE", "PA", "AE", "LF", "RMSE", "F1", "own"})
+# What every round has, measured or not; a module's own metric of such a name goes by another.
+ALWAYS = frozenset(
+    (
+        *("train_loss", "prior_loss", "bytes_down", "bytes_up", "gradient_evaluations"),
+        *("seconds", "seconds_local", "seconds_server", "seconds_evaluation"),
+    )
+)
 MEASURED_OF_CLIENTS = frozenset({"accuracy", "R2", "distance", "test_samples", "accuracy_before", "accuracy_after"})
 
 
@@ -95,10 +105,11 @@ def score_local(task: Task, models: Sequence[Weights], dataset: Dataset, evaluat
     return score_on(task, models, dataset, part(dataset.test_x, places), dataset.test_y[places])
 
 
-def as_if_not_due(found: Measurement) -> Measurement:
-    """The numbers of a round without those that only a measured one has."""
+def as_if_not_due(found: Measurement, own: frozenset[str] = frozenset()) -> Measurement:
+    """The numbers of a round without those that only a measured one has, the module's own metrics among them."""
+    known = {name: value for name, value in found.metrics.items() if name.partition("_")[0] not in MEASURED}
     return Measurement(
-        {name: value for name, value in found.metrics.items() if name.partition("_")[0] not in MEASURED},
+        {name: value for name, value in known.items() if name in ALWAYS or name not in own},
         {name: values for name, values in found.clients.items() if name not in MEASURED_OF_CLIENTS},
     )
 
@@ -201,7 +212,7 @@ def measure(
     metrics |= later
     clients |= own
     for name, number in others.items():
-        metrics[f"own_{name}" if name in metrics else name] = number
+        metrics[f"own_{name}" if name in metrics or is_final(name) else name] = number
     if record.workers_idle is not None:
         metrics["workers_idle"] = record.workers_idle
     if distances:
@@ -268,6 +279,20 @@ def _own_metrics(task: Task, server: Weights, dataset: Dataset) -> dict[str, flo
     batches = ((dataset.inputs(part(x, i), task.dtype), dataset.targets(y[i], task.dtype)) for i in places)
     with task.evaluating():
         return task.step.metrics({**server.params, **server.buffers}, batches)
+
+
+def own_metrics_of(task: Task, dataset: Dataset) -> frozenset[str]:
+    """The names of what a LightningModule's evaluation logs, tried out before training on a few test samples.
+
+    Raises:
+        UserError: If it asks for what there is not where models are judged.
+    """
+    if task.step is None:
+        return frozenset()
+    places = torch.linspace(0, len(dataset.test_y) - 1, min(FEW, len(dataset.test_y))).long()
+    x = each(lambda one: one.to(task.device), part(dataset.test_x, places))
+    y = dataset.test_y[places].to(task.device)
+    return task.step.logged(dataset.inputs(x, task.dtype), dataset.targets(y, task.dtype))
 
 
 def _validation(task: Task, server: Weights, dataset: Dataset) -> dict[str, float]:

@@ -19,12 +19,16 @@ from fl_lightning.config import RunConfig
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import SERVER, ClientData
 from fl_lightning.data.shares import sizes_of
+from fl_lightning.errors import require
+from fl_lightning.inputs import Inputs, part
 from fl_lightning.method import OwnPosterior
 from fl_lightning.record import Snapshot
 from fl_lightning.runs.track import TIMES
 from fl_lightning.system.atomic import write_atomically
+from fl_lightning.system.names import metric_name
 from fl_lightning.task import Task, Weights
-from fl_lightning.uncertainty import curvature, file, own, prior, shifted
+from fl_lightning.uncertainty import curvature, file, own, predictive, prior, shifted
+from fl_lightning.uncertainty.kinds import is_final
 from fl_lightning.uncertainty.measure import Arrays, measure
 from fl_lightning.uncertainty.posterior import Member, Posterior, Scaling, build
 
@@ -74,14 +78,15 @@ def check(config: RunConfig, now: Situation) -> None:
     held = held_out(now)
     if settings.prior_precision == "holdout" and held is None:
         prior.tuned(Posterior(now.task, now.weights, settings.form, (), 1, 0.0), settings, None)  # says what is missing
+    require(held is not None or "temperature" not in settings.predictive, predictive.NO_TEMPERATURE)
 
 
 def conclude(config: RunConfig, now: Situation, folder: Path, pictures: bool = True) -> dict[str, float]:
     """Make the posterior, measure it, and write its files; the numbers by name."""
     settings = config.uncertainty
     found, numbers = posterior_at(config, now)
-    kinds = ["map", *(["temperature"] if found.logit_temperature is not None else []), *settings.predictive]
-    kinds = list(dict.fromkeys(kinds))
+    always = ["map", *(["temperature"] if found.logit_temperature is not None else [])]
+    kinds = list(dict.fromkeys([*always, *settings.predictive]))
     findings = measure(found, now.dataset, kinds, _strange(config, now))
     keeps = found if "ensemble" in settings.predictive else replace(found, members=())
     file.save(keeps, folder / file.FILE)
@@ -139,12 +144,12 @@ def held_out(now: Situation) -> ClientData | None:
 
 def without(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics of a round without those of a final one."""
-    return {name: value for name, value in metrics.items() if "/" not in name}
+    return {name: value for name, value in metrics.items() if not is_final(name)}
 
 
 def measured_again(metrics: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float]:
     """The metrics of a last round with new numbers; what is not measured any more is NaN, for stores never forget."""
-    old = {name: math.nan for name in metrics if "/" in name}
+    old = {name: math.nan for name in metrics if is_final(name)}
     return without(metrics) | old | dict(new) | {TIMES: metrics.get(TIMES, 0.0) + 1}
 
 
@@ -161,15 +166,24 @@ def _client_data(now: Situation) -> list[ClientData]:
     ]
 
 
-def _strange(config: RunConfig, now: Situation) -> dict[str, Tensor]:
+def _strange(config: RunConfig, now: Situation) -> dict[str, Inputs]:
     root = getattr(config.source, "root", None)
     dropped = None
     if config.split.drop_classes and shifted.DROPPED in config.uncertainty.ood:
         whole = config.source.load()
-        dropped = whole.test_x[torch.isin(whole.test_y, torch.tensor(config.split.drop_classes))]
+        dropped = part(whole.test_x, torch.isin(whole.test_y, torch.tensor(config.split.drop_classes)))
+    given: dict[str, str] = {}
+    for name in config.uncertainty.ood:
+        short = metric_name(Path(name).stem if Path(name).suffix else name)
+        require(
+            short not in given,
+            f"uncertainty.ood names {given.get(short)} and {name}, whose numbers would both be called {short}; rename "
+            "the file, or leave one out",
+        )
+        given[short] = name
     return {
-        Path(name).stem if Path(name).suffix else name: shifted.inputs_of(name, now.dataset, root, dropped, config.seed)
-        for name in config.uncertainty.ood
+        short: shifted.inputs_of(name, now.dataset, root, dropped, config.seed)
+        for short, name in given.items()
         if name != config.names["data"]  # a study names them all; a dataset is not strange to itself
     }
 

@@ -16,7 +16,9 @@ from fl_lightning.runs.folder import finished, folder_of, latest
 from fl_lightning.runs.identity import identity
 
 
-def saved_rounds(config: RunConfig, out: Path, start: Snapshot, fresh: bool) -> Saved | None:
+def saved_rounds(
+    config: RunConfig, out: Path, start: Snapshot, fresh: bool, own: frozenset[str] = frozenset()
+) -> Saved | None:
     """The latest round to go on from, with the numbers of all rounds up to it; None if there is nothing.
 
     Args:
@@ -24,15 +26,16 @@ def saved_rounds(config: RunConfig, out: Path, start: Snapshot, fresh: bool) -> 
         out: Folder of all runs.
         start: The server before round 1, whose structure a checkpoint must have.
         fresh: Whether only this very run counts.
+        own: The names of metrics that the model measures itself.
     """
     saved = checkpoint.read(folder_of(config, out), identity(config), start)
     stopped = latest(config, out)
     if stopped is not None and len(stopped.history) == config.federation.rounds:
         return Saved(start, stopped.history)  # after its last round, of which no checkpoint was kept
-    return _of_relatives(config, out, start) if saved is None and not fresh else saved
+    return _of_relatives(config, out, start, own) if saved is None and not fresh else saved
 
 
-def _of_relatives(config: RunConfig, out: Path, start: Snapshot) -> Saved | None:
+def _of_relatives(config: RunConfig, out: Path, start: Snapshot, own: frozenset[str]) -> Saved | None:
     """The rounds that a run has computed which differs from this one only in how many rounds it takes."""
     rounds = config.federation.rounds
     if rounds == 1:
@@ -47,7 +50,7 @@ def _of_relatives(config: RunConfig, out: Path, start: Snapshot) -> Saved | None
                 ridge.write(folder_of(config, out), arrays)
             if number < rounds and (saved := checkpoint.read(folder_of(relative, out), identity(relative), start)):
                 # What was its final round is none of this run's.
-                return saved._replace(history=[_as_here(config, i, m) for i, m in enumerate(saved.history, start=1)])
+                return saved._replace(history=[_as_here(config, i, m, own) for i, m in enumerate(saved.history, 1)])
             if config.uncertainty.final_round:
                 continue  # numbers are not enough: the posterior is that of the model after the last round
             if not config.evaluation.is_due(rounds, number):
@@ -57,7 +60,7 @@ def _of_relatives(config: RunConfig, out: Path, start: Snapshot) -> Saved | None
     return None
 
 
-def _as_here(config: RunConfig, round: int, found: Measurement) -> Measurement:
+def _as_here(config: RunConfig, round: int, found: Measurement, own: frozenset[str]) -> Measurement:
     """A round of a shorter run: its last one is measured, whether it is due here or not."""
     found = found._replace(metrics=without(found.metrics))
-    return found if config.evaluation.is_due(round, config.federation.rounds) else as_if_not_due(found)
+    return found if config.evaluation.is_due(round, config.federation.rounds) else as_if_not_due(found, own)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fl_lightning.runs import view
 from fl_lightning.runs.outbox import Outbox, check_reachable, explained
 from fl_lightning.runs.store import database_of, ensure, store_uri
+from fl_lightning.uncertainty.kinds import is_final
 
 EXPERIMENT = "fl_lightning"
 ATTEMPT_TAG = "fl_lightning.attempt"
@@ -75,7 +76,7 @@ class Tracker:
         """Write the metrics of some rounds in one batch; repeating a round is harmless."""
         metrics = [
             # A posterior that is measured again has later numbers, of which MLflow takes the latest.
-            self._metric(name, value, self._start + number + int(values.get(TIMES, 0) if "/" in name else 0), number)
+            self._metric(name, value, self._start + number + int(values.get(TIMES, 0) if is_final(name) else 0), number)
             for number, values in rounds
             for name, value in values.items()
         ]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
+from fl_lightning.inputs import Inputs, each, number, split
 from fl_lightning.system import activity
 from fl_lightning.uncertainty import predictive
 from fl_lightning.uncertainty.metrics import BINS, Calibration, binned_evenly
@@ -50,13 +51,13 @@ class Seen(NamedTuple):
     hits: Tensor
 
 
-def measure(posterior: Posterior, dataset: Dataset, kinds: Sequence[str], strange: Mapping[str, Tensor]) -> Findings:
+def measure(posterior: Posterior, dataset: Dataset, kinds: Sequence[str], strange: Mapping[str, Inputs]) -> Findings:
     """Calibration, ranking and detection for every kind of prediction.
 
     Args:
         posterior: Of the model.
         dataset: Whose test set is looked at, block by block.
-        kinds: Of predictions, see `predictive.KINDS`.
+        kinds: Of predictions, see `uncertainty.kinds`.
         strange: Inputs that are of no class, by name, stored as the test set is.
     """
     metrics: dict[str, float] = {}
@@ -90,14 +91,15 @@ def measure(posterior: Posterior, dataset: Dataset, kinds: Sequence[str], strang
 
 
 def _looked_at(
-    posterior: Posterior, dataset: Dataset, inputs: Tensor, labels: Tensor | None, kinds: Sequence[str]
+    posterior: Posterior, dataset: Dataset, inputs: Inputs, labels: Tensor | None, kinds: Sequence[str]
 ) -> tuple[dict[str, Calibration], dict[str, Seen]]:
     sums: dict[str, Calibration] = {}
     parts: dict[str, list[Seen]] = {kind: [] for kind in kinds}
     device = posterior.task.device
-    for first in range(0, len(inputs), BLOCK):
-        activity.say(f"predicting, {first} of {len(inputs)} samples")
-        x = dataset.inputs(inputs[first : first + BLOCK].to(device), posterior.task.dtype)
+    total = number(inputs)
+    for first, raw in zip(range(0, total, BLOCK), split(inputs, BLOCK), strict=True):
+        activity.say(f"predicting, {first} of {total} samples")
+        x = dataset.inputs(each(lambda one: one.to(device), raw), posterior.task.dtype)
         found = predictive.predict(posterior, x, kinds)
         y = None if labels is None else labels[first : first + BLOCK].to(device)
         for kind, prediction in found.items():

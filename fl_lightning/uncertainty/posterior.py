@@ -22,11 +22,13 @@ from torch import Tensor
 from fl_lightning import streams
 from fl_lightning.curvature import layers
 from fl_lightning.errors import require
+from fl_lightning.inputs import Inputs, each, part
 from fl_lightning.params import Params
 from fl_lightning.task import Task, Weights
 from fl_lightning.uncertainty import predictive
 from fl_lightning.uncertainty.blocks import Block, dense_block, diagonal_block, kron_block
 from fl_lightning.uncertainty.curvature import INPUTS, MATRIX, SLOPES, Pooled
+from fl_lightning.uncertainty.kinds import KINDS
 from fl_lightning.uncertainty.predictive import Prediction
 from fl_lightning.uncertainty.settings import Form, Source
 from fl_lightning.uncertainty.slopes import last_call, linearise
@@ -137,41 +139,47 @@ class Posterior:
                 params[name] = (mean.double() + offset).to(mean.dtype)
         return params
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """Inputs as the network takes them: bytes are standardised as in training."""
+    def inputs(self, x: Inputs) -> Inputs:
+        """Inputs as the network takes them: bytes are standardised as in training, tokens stay what they are."""
+        return each(self._input, x)
+
+    def _input(self, x: Tensor) -> Tensor:
         x = x.to(self.task.device)
+        if x.dtype == torch.long:
+            return x
         if x.is_floating_point():
             return x.to(self.task.dtype)
         mean, std = (torch.tensor(v, dtype=self.task.dtype, device=x.device) for v in self.scaling)
         shape = (-1, *[1] * (x.dim() - 2))
         return (x.to(self.task.dtype) / 255 - mean.view(shape)) / std.view(shape)
 
-    def predict(self, x: Tensor, kind: str = "probit") -> Prediction:
+    def predict(self, x: Inputs, kind: str = "probit") -> Prediction:
         """Class probabilities of a batch of inputs, and how far they may be off.
 
         Args:
-            x: Inputs: bytes as they are stored, or what the network takes.
+            x: Inputs: bytes as they are stored, or what the network takes; several as a tuple or dict.
             kind: map, temperature, probit, glm_mc, nn or ensemble.
         """
-        require(kind in predictive.KINDS, f"predictive must be one of {', '.join(predictive.KINDS)}, got {kind!r}")
+        require(kind in KINDS, f"predictive must be one of {', '.join(KINDS)}, got {kind!r}")
         expected = self.task_input_error(x)
         require(expected == "", expected)
         return predictive.predict(self, self.inputs(x), (kind,), spread=True)[kind]
 
-    def task_input_error(self, x: Tensor) -> str:
+    def task_input_error(self, x: Inputs) -> str:
         """Why the network cannot take these inputs; empty if it can."""
         try:
             with self.task.evaluating():
-                self.task.logits(self.weights, self.inputs(x[:1]))
+                self.task.logits(self.weights, self.inputs(part(x, slice(0, 1))))
         except (RuntimeError, IndexError, TypeError) as error:
+            given = each(lambda one: tuple(one.shape[1:]), x)
             return (
-                f"expected inputs of the shape that the network was trained on, got {tuple(x.shape[1:])} "
+                f"expected inputs of the shape that the network was trained on, got {given} "
                 f"({' '.join(str(error).split())[:80]}); give a batch, samples first"
             )
         return ""
 
 
-def build(task: Task, weights: Weights, form: Form, pooled: Pooled, x: Tensor) -> Posterior:
+def build(task: Task, weights: Weights, form: Form, pooled: Pooled, x: Inputs) -> Posterior:
     """The posterior with the prior precision 1, from what the final round has brought.
 
     Args:

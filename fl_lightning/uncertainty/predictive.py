@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fl_lightning import streams
 from fl_lightning.errors import require
+from fl_lightning.inputs import Inputs, part, split
 from fl_lightning.task import Weights
 from fl_lightning.uncertainty.blocks import DenseBlock
 from fl_lightning.uncertainty.slopes import linearise
@@ -28,7 +29,7 @@ from fl_lightning.uncertainty.slopes import linearise
 if TYPE_CHECKING:
     from fl_lightning.uncertainty.posterior import Posterior
 
-KINDS = ("map", "temperature", "probit", "glm_mc", "nn", "ensemble")
+NO_TEMPERATURE = "the predictive temperature needs held-out data to fit it on, got none; use --data.validation 0.1"
 # Numbers in the slopes of a block that are in memory at once: 128 MB in float32.
 LARGEST_BLOCK = 2**25
 MOST_SAMPLES = 500
@@ -60,20 +61,20 @@ class Prediction(NamedTuple):
         return entropy
 
 
-def predict(posterior: "Posterior", x: Tensor, kinds: Sequence[str], spread: bool = False) -> dict[str, Prediction]:
+def predict(posterior: "Posterior", x: Inputs, kinds: Sequence[str], spread: bool = False) -> dict[str, Prediction]:
     """Predictions of several kinds for the same inputs, which are linearised once.
 
     Args:
         posterior: From which.
         x: Inputs as the network takes them.
-        kinds: Some of `KINDS`.
+        kinds: Some of `uncertainty.kinds.KINDS`.
         spread: Whether the standard deviations of the probabilities are wanted.
     """
     parts: dict[str, list[Prediction]] = {kind: [] for kind in kinds}
     drawn = [posterior.draw(number) for number in range(posterior.draws)] if "nn" in kinds else []
     models = [(Weights(params, posterior.weights.buffers), 1 / len(drawn)) for params in drawn]
     inverses = posterior.inverses() if {"probit", "glm_mc"} & set(kinds) else []
-    for block in torch.split(x, _block_size(posterior, x, kinds)):
+    for block in split(x, _block_size(posterior, x, kinds)):
         found = _of_mean(posterior, block, kinds, spread)
         if inverses:
             found |= _linearised(posterior, block, inverses, kinds, spread)
@@ -96,17 +97,14 @@ def log_probit(logits: Tensor, variance: Tensor) -> Tensor:
     return (logits.double() / (1 + math.pi / 8 * variance.double()).sqrt()).log_softmax(1)
 
 
-def _of_mean(posterior: "Posterior", x: Tensor, kinds: Sequence[str], spread: bool) -> dict[str, Prediction]:
+def _of_mean(posterior: "Posterior", x: Inputs, kinds: Sequence[str], spread: bool) -> dict[str, Prediction]:
     if not {"map", "temperature"} & set(kinds):
         return {}
     with posterior.task.evaluating():
         logits = posterior.task.logits(posterior.weights, x).double()
     nothing = torch.zeros_like(logits) if spread else None
     scale = posterior.logit_temperature
-    require(
-        scale is not None or "temperature" not in kinds,
-        "the predictive temperature needs held-out data to fit it on, got none; use --data.validation 0.1",
-    )
+    require(scale is not None or "temperature" not in kinds, NO_TEMPERATURE)
     return {
         "map": Prediction(logits.log_softmax(1), nothing),
         "temperature": Prediction((logits / (scale or 1.0)).log_softmax(1), nothing),
@@ -114,7 +112,7 @@ def _of_mean(posterior: "Posterior", x: Tensor, kinds: Sequence[str], spread: bo
 
 
 def _linearised(
-    posterior: "Posterior", x: Tensor, inverses: Sequence[Tensor], kinds: Sequence[str], spread: bool
+    posterior: "Posterior", x: Inputs, inverses: Sequence[Tensor], kinds: Sequence[str], spread: bool
 ) -> dict[str, Prediction]:
     linear = linearise(posterior.task, posterior.weights, x, last_only=posterior.form == "last_layer")
     logits = linear.logits.double()
@@ -148,7 +146,7 @@ def _first_order(logs: Tensor, covariance: Tensor) -> Tensor:
     return (slope @ covariance @ slope).diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
 
 
-def _mixture(posterior: "Posterior", models: Sequence[tuple[Weights, float]], x: Tensor, spread: bool) -> Prediction:
+def _mixture(posterior: "Posterior", models: Sequence[tuple[Weights, float]], x: Inputs, spread: bool) -> Prediction:
     with posterior.task.evaluating():
         logs = torch.stack([posterior.task.logits(weights, x).double().log_softmax(1) for weights, _ in models])
     shares = torch.tensor([share for _, share in models], dtype=torch.float64, device=logs.device)
@@ -176,11 +174,13 @@ def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(known) if known else None
 
 
-def _block_size(posterior: "Posterior", x: Tensor, kinds: Sequence[str]) -> int:
+def _block_size(posterior: "Posterior", x: Inputs, kinds: Sequence[str]) -> int:
     """Samples that are looked at together, so that their slopes fit into memory."""
     if not {"probit", "glm_mc"} & set(kinds):
         return MOST_SAMPLES
-    linear = linearise(posterior.task, posterior.weights, x[:1], last_only=posterior.form == "last_layer")
+    linear = linearise(
+        posterior.task, posterior.weights, part(x, slice(0, 1)), last_only=posterior.form == "last_layer"
+    )
     kept = sum(layer.slopes.numel() for layer in linear.layers.values())
     # Where a Jacobian is a sum over places, or has to be turned as a whole, it is formed after all.
     formed = [

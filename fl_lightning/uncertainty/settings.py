@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from fl_lightning.errors import require
 
 Form = Literal["diagonal", "kron", "last_layer", "full"]
-Predictive = Literal["probit", "glm_mc", "nn", "ensemble"]
+Predictive = Literal["map", "temperature", "probit", "glm_mc", "nn", "ensemble"]
 PriorChoice = Literal["auto", "holdout", "marglik"]
 Slopes = Literal["exact", "empirical"]
 Source = Literal["final_round", "running", "ep"]
@@ -31,9 +31,10 @@ class Uncertainty:
             holdout: the one with the smallest NLL on data.validation, or else data.holdout; auto: holdout if there are
             such data, else marglik; with source ep the method's own prior. Never the test set.
         temperature: T of the likelihood: the posterior's precision is m/T H + tau I; below 1 it is the narrower.
-        predictive: How predictions are made, beside those of the mean (map) and of its temperature-scaled logits.
-            probit: logits that are divided by sqrt(1 + pi/8 variance); glm_mc: draws of the linearised logits; nn:
-            draws of the network; ensemble: the mean over the clients' models, or over those that FedBE samples.
+        predictive: How predictions are made. map, the model itself, and with held-out data temperature, its scaled
+            logits, are measured in any case. probit: logits that are divided by sqrt(1 + pi/8 variance); glm_mc: draws
+            of the linearised logits; nn: draws of the network; ensemble: the mean over the clients' models, or over
+            those that FedBE samples.
         draws: Draws of the network for nn.
         glm_draws: Draws of the logits for glm_mc.
         ood: Inputs that are of no class: names of datasets (fashion_mnist), noise, rotated, dropped_classes (those of

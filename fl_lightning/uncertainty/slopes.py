@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_lightning.curvature import layers
 from fl_lightning.curvature.layers import Call
 from fl_lightning.errors import UserError, require
+from fl_lightning.inputs import Inputs
 from fl_lightning.task import Task, Weights
 
 
@@ -34,7 +35,7 @@ class Linearised(NamedTuple):
     layers: dict[str, Layer]
 
 
-def linearise(task: Task, weights: Weights, x: Tensor, last_only: bool = False) -> Linearised:
+def linearise(task: Task, weights: Weights, x: Inputs, last_only: bool = False) -> Linearised:
     """Logits and slopes in evaluation mode: one forward pass, and a backward pass for each class.
 
     Args:
@@ -51,7 +52,7 @@ def linearise(task: Task, weights: Weights, x: Tensor, last_only: bool = False) 
         if last_only:
             last = last_call(recording)
             slopes = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)
-            slopes = slopes[None, :, None].expand(len(x), -1, -1, -1)
+            slopes = slopes[None, :, None].expand(len(logits), -1, -1, -1)
             return Linearised(logits, {last.weight: Layer(rows_of(last), slopes)})
         require_plain(recording)
         outputs = [call.output for call in recording.calls]
@@ -62,7 +63,7 @@ def linearise(task: Task, weights: Weights, x: Tensor, last_only: bool = False) 
             pushed = torch.autograd.grad(recording.logits, outputs, seed, retain_graph=True)
             for kept, call, slope in zip(found, recording.calls, pushed, strict=True):
                 rows = layers.slope_rows(call.layer, slope)
-                kept.append(rows.view(len(x), -1, rows.shape[1]))
+                kept.append(rows.view(len(logits), -1, rows.shape[1]))
         named = {
             call.weight: Layer(rows_of(call), torch.stack(kept, 1))
             for call, kept in zip(recording.calls, found, strict=True)

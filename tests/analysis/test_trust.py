@@ -1,5 +1,7 @@
 """Calibration in tables and figures, from runs with a final round and from runs without."""
 
+from dataclasses import replace
+
 import pytest
 
 from analysis import figures, tables
@@ -41,6 +43,28 @@ def test_the_table_has_every_kind_of_prediction(part):
         if run["case"] == "FOLA":
             assert mine.loc["probit", "NLL"] == run["probit/NLL"]
             assert mine.loc["probit", "AUROC noise"] == run["probit/AUROC/noise"]
+            assert mine.loc["probit", "adaptive ECE"] == run["probit/adaptive_ECE"]
+            assert mine.loc["map", "class-wise ECE"] == run["map/classwise_ECE"]
+            assert mine.loc["temperature", "fitted T"] == run["posterior/logit_temperature"]
+            assert mine["fitted T"].notna().tolist() == [kind == "temperature" for kind in mine.index]
+
+
+def test_a_table_of_inputs_of_no_class(part):
+    table = tables.detection(part.runs)
+    assert set(table["case"]) == {"FOLA"}
+    for _, run in part.runs.loc[part.runs["case"].eq("FOLA")].iterrows():
+        mine = table.loc[table["α"].eq(run["data.alpha"])].set_index("prediction")
+        assert set(mine.index) == {"map", "temperature", "probit"}
+        for metric in ("AUROC", "AUPR", "FPR95"):
+            assert mine.loc["probit", metric] == run[f"probit/{metric}/noise"]
+    assert tables.detection(part.runs.loc[part.runs["case"].eq("FedAvg")]).empty
+
+
+def test_what_a_module_logs_is_no_kind_of_prediction(part):
+    runs = part.runs.drop(columns=[name for name in part.runs if "/" in str(name)])
+    runs["val/NLL"] = 1.0
+    assert set(tables.calibration(runs)["prediction"]) == {"map"}
+    assert not replace(part, runs=runs).has_final_rounds
 
 
 def test_the_figures_show_the_runs_that_have_had_a_final_round(part):
@@ -55,4 +79,4 @@ def test_the_figures_show_the_runs_that_have_had_a_final_round(part):
 def test_the_report_holds_them(part):
     keys = {entry.key for entry in CATALOGUE if entry.fits(part)}
     assert {"reliability", "risk_coverage", "entropies"} <= keys
-    assert "calibration" in {entry.key for entry in TABLES if entry.fits(part)}
+    assert {"calibration", "detection"} <= {entry.key for entry in TABLES if entry.fits(part)}

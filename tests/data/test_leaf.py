@@ -131,6 +131,7 @@ def test_a_run_is_known_by_the_content(tmp_path):
     assert Leaf(str(one)).fingerprint() != Leaf(str(other)).fingerprint()
 
 
+NO_CLASSES = (float("nan"), float("inf"), -float("inf"), -1, 10**400)
 GOOD = {"a": [([1.0, 2.0], 0), ([2.0, 1.0], 1)]}
 
 
@@ -153,6 +154,9 @@ def changed(**changes):
         (changed(user_data={"a": {"x": [[1.0]]}}), "user_data of 'a' must hold lists x and y"),
         (document({"a": [([1.0, 2.0], 0), ([2.0], 1)]}), "expected 2 numbers in every x"),
         (document({"a": [([1.0, 2.0], 0.5)]}), "expected a class 0, 1, 2"),
+        *((document({"a": [([1.0, 2.0], label)]}), "expected a class 0, 1, 2") for label in NO_CLASSES),
+        (changed(users=[["a"]]), "users must be names, got ['a']; name the user otherwise"),
+        (changed(users=[{"a": 1}]), "users must be names, got {'a': 1}"),
         (document({"a": [("000001.jpg", 1)]}), "expected images or vectors of numbers"),
         (document({"a": [("ab", "c"), ("abc", "d")]}), "expected a text of 2 characters in every x"),
         (document({"a": [("ab", "cd")]}), "expected one character in every y"),

@@ -20,6 +20,7 @@ ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklm
 # LEAF's own order: what was filtered before what was sampled before everything.
 WHOLE = ("rem_user_data", "sampled_data", "all_data")
 FEMNIST_PIXELS, FEMNIST_CLASSES = 784, 62
+MOST_CLASSES = 2**31
 # Where the text stands in the fields of a tweet.
 TWEET = 4
 
@@ -131,6 +132,8 @@ def _parts(path: Path) -> Iterator[Samples]:
         len(users) == len(numbers),
         f"users and num_samples must be lists of one length, got {len(users)} and {len(numbers)}",
     )
+    strange = next((user for user in users if not isinstance(user, str | int)), None)
+    require(strange is None, f"users must be names, got {str(strange)[:60]}; name the user otherwise")
     require(len(set(users)) == len(users), "a user is named twice in users; merge the two")
     for user in data.keys() - set(users):
         require(
@@ -213,6 +216,6 @@ def _labels(kind: Kind, y: list[Any]) -> Array:
     if kind.name == "characters":
         require(all(isinstance(one, str) and len(one) == 1 for one in y), "expected one character in every y")
         return text.letters(y, ALPHABET)[:, 0]
-    good = all(isinstance(one, int | float) and one == int(one) >= 0 for one in y)
+    good = all(isinstance(one, int | float) and 0 <= one < MOST_CLASSES and one == int(one) for one in y)
     require(good, "expected a class 0, 1, 2, ... in every y")
     return np.array(y, np.int64)
