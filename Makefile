@@ -21,7 +21,7 @@ demo: setup
 
 test: setup check
 	$(COVERAGE) $(BIN)/python -m pytest --numprocesses=2 -m 'not faults' --cov --cov-report=
-	@echo "lines of fl_lightning, tune and analysis that tests run: $$($(BIN)/coverage report --format=total) %" \
+	@echo "lines of fl_lightning, tune and analysis that the fast tests run: $$($(BIN)/coverage report --format=total) %" \
 	    "(coverage report shows which are left)"
 
 # The long ones, of processes that are killed, nodes that are lost, disks that are full.

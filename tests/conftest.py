@@ -43,6 +43,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
         if item.nodeid.startswith(FAULTS) and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.faults)
+        if item.get_closest_marker("slow"):  # counting lines would take half as long again, most of it in libraries
+            item.add_marker(pytest.mark.no_cover)
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
