@@ -285,7 +285,7 @@ def test_every_shipped_study_says_what_it_is_about():
 
 
 def test_the_rivals_are_all_methods():
-    """A new method gets a line in tune/studies/rivals.yaml. FedOpt itself is there by its named settings, FOLA twice."""
+    """A new method gets a line in tune/studies/rivals.yaml. FedOpt is there by its named settings, FOLA twice."""
     compared = [case.settings["method"] for case in load("rivals").cases]
     assert sorted(compared) == sorted([*set(discovery.names("methods")) - {"fedopt"}, "fola"])
 
