@@ -69,19 +69,23 @@ def insistent() -> Iterator[None]:
     if not _installed:
         yield
         return
+    numbers: list[int] = []
     handler, hook = signal.signal(signal.SIGALRM, _raise), sys.unraisablehook
     _insisting, sys.unraisablehook = True, _without_interrupts
     try:
-        yield
-    except SystemExit as end:
+        with _overheard(numbers):
+            yield
+    except SystemExit as end:  # by Ray's handler, which it has put in place of ours
         if end.code != signal.SIGTERM:
             raise
-        _hear(signal.SIGTERM)  # by Ray's handler, which it has put in place of ours
-        raise KeyboardInterrupt from None
     finally:
         _insisting, sys.unraisablehook = False, hook
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
+        restore()
+        for number in numbers:
+            _hear(number)
+    check()
 
 
 def leave(code: int) -> None:
@@ -97,6 +101,23 @@ def leave(code: int) -> None:
 def exit_code() -> int:
     """What the shell expects of a process that was stopped: 130 after Ctrl-C, 143 after SIGTERM."""
     return 128 + _heard
+
+
+@contextmanager
+def _overheard(numbers: list[int]) -> Iterator[None]:
+    """Append the signals that arrive in this block at its end, whoever handles them and whatever becomes of that."""
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        with suppress(BlockingIOError):  # nothing came
+            numbers.extend(number for number in os.read(reader, 1024) if number in SIGNALS)
+        os.close(reader)
+        os.close(writer)
 
 
 def _hear(number: int) -> None:
@@ -124,5 +145,5 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _without_interrupts(lost: Any) -> None:
-    if not issubclass(lost.exc_type, KeyboardInterrupt):
+    if not issubclass(lost.exc_type, (KeyboardInterrupt, SystemExit)):
         sys.__unraisablehook__(lost)

@@ -46,6 +46,25 @@ def test_signals_are_taken_back_only_by_who_had_them(installed):
     signal.raise_signal(signal.SIGTERM)  # still ignored
 
 
+class Swallowing:
+    """As objects are whose death Python takes note of in the middle of anything: what is raised there is dropped."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_that_ray_has_taken_and_python_has_dropped_is_heard(installed, capfd):
+    with pytest.raises(KeyboardInterrupt), interrupts.insistent():
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # what `ray.init` does
+        dropped = Swallowing()
+        del dropped
+    assert interrupts.exit_code() == 128 + signal.SIGTERM
+    assert capfd.readouterr().err == ""
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)  # ours again
+    interrupts._pending.clear()
+
+
 @pytest.mark.parametrize("engine", ["functional", "lightning"])
 @pytest.mark.parametrize("number", interrupts.SIGNALS)
 def test_a_stopped_run_says_so_and_is_recorded_as_killed(out, engine, number):
