@@ -5,7 +5,7 @@ INSTALLED := .venv/installed
 # Python 3.12 and later can tell which lines run at almost no cost.
 COVERAGE := COVERAGE_CORE=$(shell $(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 
-.PHONY: setup demo test faults quick check docs golden bench chaos format clean
+.PHONY: setup demo test system quick check docs golden bench chaos format clean
 
 setup: $(INSTALLED)
 
@@ -20,13 +20,13 @@ demo: setup
 	$(BIN)/fl-lightning demo
 
 test: setup check
-	$(COVERAGE) $(BIN)/python -m pytest --numprocesses=2 -m 'not faults' --cov --cov-report=
+	$(COVERAGE) $(BIN)/python -m pytest --numprocesses=2 -m 'not system' --cov --cov-report=
 	@echo "lines of fl_lightning, tune and analysis that the fast tests run: $$($(BIN)/coverage report --format=total) %" \
 	    "(coverage report shows which are left)"
 
-# The long ones, of processes that are killed, nodes that are lost, disks that are full.
-faults: setup
-	$(BIN)/python -m pytest --numprocesses=2 -m faults tests/faults
+# Whole programs: on clusters, in browsers, with servers; killed, with lost nodes and full disks.
+system: setup
+	$(BIN)/python -m pytest --numprocesses=2 -m system
 
 # Without what starts processes, writes to a store or takes long: for the inner loop, in under two minutes.
 quick: setup check

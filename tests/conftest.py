@@ -17,20 +17,21 @@ from fl_lightning.runs import files, store
 
 torch.set_num_threads(1)
 
-# What takes seconds: processes of their own, clusters, browsers, notebooks, and the store of runs.
-SLOW_MODULES = {"multiprocessing", "nbclient", "ray", "selenium", "subprocess"}
-SLOW_HELPERS = {"tests.processes", "tests.servers", "tests.tune.clusters"}
+# Whole programs, as a user has them: processes, clusters, servers, browsers, notebooks.
+SYSTEM_MODULES = {"multiprocessing", "nbclient", "ray", "selenium", "subprocess"}
+SYSTEM_HELPERS = {"tests.processes", "tests.servers", "tests.tune.clusters"}
+SYSTEM_FIXTURES = {"ray_here"}
+SYSTEM_FOLDER = "tests/faults/"  # what is slow in it
+# What takes seconds, too: the store of runs.
 SLOW_FIXTURES = {"empty_store"}
-# Of these the slow ones have a command of their own: `make faults`.
-FAULTS = "tests/faults/"
 # All tests of a folder have one Ray; the many of a file have nothing in common.
 SHARED_CLUSTER = "tests/workers/"
 APART = {"tests/methods/test_contract.py", "tests/test_golden.py", "tests/faults/test_kill.py"}
 
 
 def pytest_collection_modifyitems(items):
-    """Mark tests as slow by what they use, beside those that say so themselves; `make quick` runs the others, `make
-    test` all that do not kill, damage or lose something for minutes.
+    """Mark tests by what they use, beside those that say it themselves, as those of the whole system, which `make
+    system` runs, and as slow: `make quick` runs those that are neither, `make test` all that are not the former.
 
     In xdist's workers they come first: the many that take no time fill up the end, where nobody shall wait.
     """
@@ -39,10 +40,13 @@ def pytest_collection_modifyitems(items):
         uses = {getattr(value, "__name__", "").partition(".")[0] for value in names if inspect.ismodule(value)}
         helpers = {getattr(value, "__module__", None) for value in names}
         fixtures = set(getattr(item, "fixturenames", ()))
-        if uses & SLOW_MODULES or helpers & SLOW_HELPERS or fixtures & SLOW_FIXTURES:
+        if fixtures & SLOW_FIXTURES:
             item.add_marker(pytest.mark.slow)
-        if item.nodeid.startswith(FAULTS) and item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.faults)
+        is_slow_fault = item.nodeid.startswith(SYSTEM_FOLDER) and item.get_closest_marker("slow")
+        if uses & SYSTEM_MODULES or helpers & SYSTEM_HELPERS or fixtures & SYSTEM_FIXTURES or is_slow_fault:
+            item.add_marker(pytest.mark.system)
+        if item.get_closest_marker("system"):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow"):  # counting lines would take half as long again, most of it in libraries
             item.add_marker(pytest.mark.no_cover)
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -96,6 +96,7 @@ def test_a_last_batch_of_one_joins_the_one_before_it_where_the_model_needs_it():
             assert torch.equal(seen.sort().values, case.clients[result.local.client].sort().values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", discovery.names("methods"))
 def test_batch_norm_trains_alike_on_every_engine_whatever_the_sizes(name):
     case = ragged(sizes=(17, 9, 0, 24, 2))._replace(model=COUPLED["batch norm"]())

@@ -161,6 +161,7 @@ def test_a_kernel_of_the_size_of_the_image_is_a_linear_layer():
         assert torch.allclose(one.slopes[first], two.slopes[second], atol=1e-14)
 
 
+@pytest.mark.slow
 def test_drawn_labels_are_right_in_the_mean():
     """G of drawn labels is that of all labels in expectation: 2,000 passes within five standard errors."""
     task = task_of(PLAIN["linear"])

@@ -60,6 +60,7 @@ def names(result):
     return [set(one.metrics) for one in result.history]
 
 
+@pytest.mark.slow
 def test_names_with_a_slash_stay_when_a_run_goes_on_and_are_none_of_the_posterior(tmp_path):
     from mlflow import MlflowClient
 

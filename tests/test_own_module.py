@@ -93,6 +93,7 @@ def unprefixed(params):
     return {name.removeprefix("net."): value for name, value in params.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "lightning"])
 @pytest.mark.parametrize("name", sorted(discovery.discover("methods")))
 def test_every_method_trains_it_as_the_network_inside(name, engine):
@@ -107,6 +108,7 @@ def test_every_method_trains_it_as_the_network_inside(name, engine):
     assert largest_difference(unprefixed(found), plain) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"clip_norm": 0.3, "straggler_fraction": 0.5, "epochs": 3}], ids=str)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("module", [Full(), Full(interval="epoch"), OneCycle()], ids=["step", "epoch", "one cycle"])

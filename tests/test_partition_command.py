@@ -58,6 +58,7 @@ def test_one_partition_is_a_table_of_clients(call):
     assert Path("runs/partition.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_several_values_stand_side_by_side(call):
     code, text, _ = call(
         "--data.alpha=0.01,0.1,1", "--data.clients", "5, 7", "--seed", 3, "--picture", "here/alphas.png"

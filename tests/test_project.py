@@ -63,6 +63,7 @@ def distributions_of(module):
     return {canonicalize_name(name) for name in installed().get(module, [module])}
 
 
+@pytest.mark.slow
 def test_every_import_is_declared():
     allowed = set(declared()) | NOT_OURS_TO_DECLARE
     missing = {name: path for name, path in imported_modules().items() if not distributions_of(name) & allowed}

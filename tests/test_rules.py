@@ -108,6 +108,7 @@ def with_rule(base, rule):
     return method, states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
@@ -117,6 +118,7 @@ def test_a_rule_that_is_sgd_gives_what_sgd_gives(base, engine, setting):
     assert largest_difference(final(case.run(method, engine)), final(case.run(base, engine))) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [Functional(chunk=8), Lightning()], ids=["vmap", "lightning"])
 @pytest.mark.parametrize("rule", [Adam, Noisy])
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)

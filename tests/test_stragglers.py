@@ -153,6 +153,7 @@ def reference(case, cohorts, mu):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "mu"), [(FedAvg(stragglers="keep"), 0.0), (FedAvg(), 0.0), (FedProx(mu=0.5), 0.5)], ids=repr
 )

@@ -230,6 +230,7 @@ def test_a_method_that_refuses_everything_passes_nothing():
         check_method(Refusing())
 
 
+@pytest.mark.slow
 def test_the_parts_of_the_package_pass():
     check_method(FedAvg())
     check_source(discovery.find("data", "digits")())

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     """Sweep the study that is named."""
     parser = CommandParser(prog="fl-lightning sweep", description=__doc__, epilog=EPILOG)
     parser.add_argument("study", nargs="?", help="name of a study, or a YAML or Python file")
-    parser.add_argument("--scale", help="smoke, small or paper, if the study has scales [small]")
+    parser.add_argument("--scale", help="smoke, small, medium or paper, as far as the study has them [small]")
     parser.add_argument("--dry-run", action="store_true", help="count runs, estimate time and disk, and stop")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
     add_workers(parser, "a trial trains its clients")

@@ -197,6 +197,7 @@ def test_what_the_study_tunes_is_no_condition_and_its_metric_chooses():
     assert largest == pytest.approx(means.groupby("case").max().to_dict())
 
 
+@pytest.mark.slow
 def test_fresh_seeds_are_right_on_average_where_the_chosen_ones_are_too_good():
     """No training: 150 contests of six settings that are all alike, so that whatever leads by chance does."""
     rng = np.random.default_rng(3)

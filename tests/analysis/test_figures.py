@@ -206,6 +206,7 @@ def test_diverged_and_running_runs_are_shown_as_such():
     assert "1 not ended" in headline
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draw",
     [
@@ -224,6 +225,7 @@ def test_rounds_of_all_kinds_of_failures_never_crash(draw):
         assert figure.remarks or not figure.empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draw",
     [

@@ -145,6 +145,7 @@ def clustered(rng, groups, copies, rho, shared=0.85):
     return points[:, 0], points[:, 1], np.repeat(np.arange(groups), copies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "copies"), [(9, 1), (9, 3), (15, 3), (30, 1)])
 @pytest.mark.parametrize("rho", [0, 0.8])
 def test_intervals_of_correlations_cover_as_often_as_they_say(groups, copies, rho):

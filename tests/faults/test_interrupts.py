@@ -53,11 +53,16 @@ class Swallowing:
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_signal_that_ray_has_taken_and_python_has_dropped_is_heard(installed, capfd):
-    with pytest.raises(KeyboardInterrupt), interrupts.insistent():
+def stop_as_ray_does():
+    with interrupts.insistent():
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # what `ray.init` does
         dropped = Swallowing()
         del dropped
+
+
+def test_a_signal_that_ray_has_taken_and_python_has_dropped_is_heard(installed, capfd):
+    with pytest.raises(KeyboardInterrupt):
+        stop_as_ray_does()
     assert interrupts.exit_code() == 128 + signal.SIGTERM
     assert capfd.readouterr().err == ""
     with pytest.raises(KeyboardInterrupt):

@@ -24,6 +24,7 @@ FORMULAS = ["=cmd|' /C calc'!A0", "@SUM(1)", "+1+1", "-2+3", "\t=1", "\r=1", "\u
 NUMBERS = [-1.5, "-1.5", "+3", "-inf", "1e-3", 0, True, None, "", "FOLA", "'a", "a=b", "–"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", BROKEN)
 def test_a_label_that_is_no_mathematics_is_drawn_as_it_is(tmp_path, label):
     drawn = pictures.learning_curves(label, [{"GA": 0.5, "LA": 0.4}] * 3, title=label)

@@ -49,6 +49,7 @@ def run_by_hand(case, cohorts, method):
     return history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize(
     "changes", [{}, {"fraction": 0.5, "rounds": 5}, {"straggler_fraction": 0.5, "epochs": 4}], ids=str

@@ -53,6 +53,7 @@ def run_by_hand(case, cohorts, epsilon):
     return models, steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_matches_brute_force(engine, setting):

@@ -65,6 +65,7 @@ def ridge(curvatures, minima, sizes, delta, prior):
     return torch.linalg.solve(total, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cohorts", [None, [[0, 1], [2], [0, 2]]], ids=["full", "partial"])
 @pytest.mark.parametrize("uniform", [True, False], ids=["uniform", "samples"])
 def test_reaches_the_ridge_solution(uniform, cohorts):

@@ -166,6 +166,7 @@ def test_borders_are_exact_where_the_layer_is_the_clients_own(kind):
         assert torch.equal(after.units[number], places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_the_order_of_a_clients_units_does_not_change_the_merged_function(kind):
     case = CASES[kind]()

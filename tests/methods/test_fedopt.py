@@ -143,6 +143,7 @@ def test_a_round_by_hand(method, m, v, x):
     assert state.squares == {} if v is None else float(state.squares["w"]) == pytest.approx(v, rel=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("engine", ENGINES)

@@ -111,6 +111,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_equals_the_dense_formula(setting):
     method, changes = SETTINGS[setting]

@@ -26,6 +26,7 @@ from tests.cases import ENGINES, equal_bits, final, largest_difference, ragged
 LIKE_SCAFFOLD = Fola(cavity=True, strength=0, aggregation="average", cavity_limit=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize(
     "changes",
@@ -210,6 +211,7 @@ def test_the_optimum_of_quadratic_losses_is_a_fixed_point(strength):
             assert largest_difference(record.after.state.variates.clients[n], rows[n]) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strength", [0.0, 5.0])
 def test_it_finds_the_optimum_of_quadratic_losses(strength):
     squares = Squares()

@@ -122,6 +122,7 @@ def as_matrix(method, posterior):
     return posterior.matrix if method.curvature_form == "full" else flatten(posterior.precision).diag()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("method", VARIANTS, ids=str)
 def test_softmax_regression_equals_brute_force(method, engine):

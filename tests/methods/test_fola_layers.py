@@ -129,6 +129,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("method", VARIANTS, ids=str)
 def test_equals_brute_force(method, engine):

@@ -44,6 +44,7 @@ def agree(method, task, **training):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS[1:])
 @pytest.mark.parametrize("name", METHODS)
 def test_engines_agree_on_every_task(name, task):

@@ -15,6 +15,8 @@ from tests.tune.clusters import ENVIRONMENT
 from tests.tune.test_sweep import SMALL
 from tune.sweep import fitting
 
+pytestmark = pytest.mark.system  # Ray, in this process
+
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -51,6 +52,7 @@ def test_a_draw_without_this_package_knows_layers_without_bias(tmp_path):
         assert 0 < (drawn[name] - value).abs().max() < 1e-4  # the prior leaves no more than 1e-6 of deviation
 
 
+@pytest.mark.slow
 def test_the_commands_work(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands = [

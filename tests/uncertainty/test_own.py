@@ -68,6 +68,7 @@ def test_while_nobody_moves_the_running_curvature_is_that_of_a_final_round(setti
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round_scaling", ["paper", "code"])
 @pytest.mark.parametrize("normalisation", ["mean", "sum_epochs", "sum_steps"])
 def test_however_a_fisher_is_summed_its_curvature_is_that_of_a_sample(normalisation, round_scaling):
@@ -113,6 +114,7 @@ def out(tmp_path_factory):
     return tmp_path_factory.mktemp("own")
 
 
+@pytest.mark.slow
 def test_a_run_and_what_is_measured_after_it_agree(out):
     fola = SETTINGS | {"method": "fola"}
     during = experiment.run(configure(fola | OWN), out)
