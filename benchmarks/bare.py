@@ -51,7 +51,7 @@ def fola(work: Work, strength: float, damping: float) -> Iterator[list[Tensor]]:
     for round in count(1):
         members = work.members(round)
         samples = sum(len(work.clients[n]) for n in members)
-        mean, moment, total = ([torch.zeros_like(value) for value in server] for _ in range(3))
+        product = Product(server)
         pulls = [lr * strength * value for value in precision]
         for n in members:
             load(leaves, server)
@@ -65,17 +65,34 @@ def fola(work: Work, strength: float, damping: float) -> Iterator[list[Tensor]]:
                     torch._foreach_add_(leaves, grads, alpha=-lr)
                     torch._foreach_addcmul_(fisher, grads, grads, value=len(batch) / len(work.clients[n]))
                 del loss, grads
-            with torch.no_grad():
-                weight = len(work.clients[n]) / samples
-                torch._foreach_mul_(fisher, 1 / round)
-                torch._foreach_add_(fisher, precision, alpha=(round - 1) / round)
-                torch._foreach_add_(total, fisher, alpha=weight)
-                torch._foreach_add_(mean, leaves, alpha=weight)
-                torch._foreach_addcmul_(moment, fisher, leaves, value=weight)
-        gamma = damping * sum(float(value.sum()) for value in total) / sum(value.numel() for value in total)
-        server = [(s + gamma * m) / (a + gamma) for s, m, a in zip(moment, mean, total, strict=True)]
-        precision = total
+            product.add(len(work.clients[n]) / samples, leaves, fisher, precision, round)
+        server, precision = product.posterior(damping)
         yield server
+
+
+class Product:
+    """The sums of FOLA's server, to which clients are added as they come in."""
+
+    def __init__(self, like: list[Tensor]) -> None:
+        self.mean, self.moment, self.total = ([torch.zeros_like(value) for value in like] for _ in range(3))
+
+    @torch.no_grad()
+    def add(
+        self, weight: float, leaves: list[Tensor], fisher: list[Tensor], precision: list[Tensor], round: int
+    ) -> None:
+        """A client's model and Fisher, which becomes its posterior precision."""
+        torch._foreach_mul_(fisher, 1 / round)
+        torch._foreach_add_(fisher, precision, alpha=(round - 1) / round)
+        torch._foreach_add_(self.total, fisher, alpha=weight)
+        torch._foreach_add_(self.mean, leaves, alpha=weight)
+        torch._foreach_addcmul_(self.moment, fisher, leaves, value=weight)
+
+    def posterior(self, damping: float) -> tuple[list[Tensor], list[Tensor]]:
+        """The server's model and precision."""
+        size = sum(value.numel() for value in self.total)
+        gamma = damping * sum(float(value.sum()) for value in self.total) / size
+        sums = zip(self.moment, self.mean, self.total, strict=True)
+        return [(s + gamma * m) / (a + gamma) for s, m, a in sums], self.total
 
 
 def batches(work: Work, round: int, client: int) -> tuple[Tensor, ...]:

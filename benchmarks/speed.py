@@ -1,4 +1,4 @@
-"""Works 1 to 3: bare loop, functional engine and Lightning engine, for FedAvg and FOLA."""
+"""Works 1 to 3: bare loop, the usual one, functional engine and Lightning engine, for FedAvg and FOLA."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -6,7 +6,7 @@ from statistics import median
 
 from torch import Tensor
 
-from benchmarks import bare
+from benchmarks import bare, usual
 from benchmarks.contest import Seconds, interleave, paired_ratio
 from benchmarks.table import Row
 from benchmarks.works import Work
@@ -39,6 +39,9 @@ def measure_speed(work: Work) -> list[Row]:
             name = f"{method} {engine}"
             note = f"{milliseconds(seconds, name)} against {milliseconds(seconds, base)} ms a round"
             rows.append(Row(work.name, f"{name} / bare", paired_ratio(seconds, name, base), "x", aim, note))
+        for engine, aim in (("functional", None), ("lightning", work.aims.usual.get(method))):
+            ratio = paired_ratio(seconds, f"{method} {engine}", f"{method} usual")
+            rows.append(Row(work.name, f"{method} {engine} / torch.optim", ratio, "x", aim))
     for engine, aim in (("bare", None), ("functional", 1.10), ("lightning", None)):
         ratio = paired_ratio(seconds, f"fola {engine}", f"fedavg {engine}")
         rows.append(Row(work.name, f"{engine}: fola / fedavg", ratio, "x", aim))
@@ -50,10 +53,12 @@ def contestants(work: Work) -> dict[str, Iterator[list[Tensor]]]:
     """Who is compared: each yields the server's model after every round."""
     runs = {
         "fedavg bare": bare.fedavg(work),
+        "fedavg usual": usual.fedavg(work),
         "fedavg functional": models(work, FedAvg(), Functional()),
         "fedavg functional chunk 1": models(work, FedAvg(), Functional(1)),
         "fedavg lightning": models(work, FedAvg(), Lightning()),
         "fola bare": bare.fola(work, PRIOR.strength, PRIOR.damping),
+        "fola usual": usual.fola(work, PRIOR.strength, PRIOR.damping),
         "fola functional": models(work, PRIOR, Functional()),
         "fola functional chunk 1": models(work, PRIOR, Functional(1)),
         "fola lightning": models(work, PRIOR, Lightning()),

@@ -4,6 +4,7 @@ import inspect
 import os
 import shutil
 import sqlite3
+from collections import Counter
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # several workers share few cores; inherited by the processes that tests start
@@ -24,6 +25,7 @@ SYSTEM_FIXTURES = {"ray_here"}
 SYSTEM_FOLDER = "tests/faults/"  # what is slow in it
 # What takes seconds, too: the store of runs.
 SLOW_FIXTURES = {"empty_store"}
+COUNTED_CASES = 3
 # All tests of a folder have one Ray; the many of a file have nothing in common.
 SHARED_CLUSTER = "tests/workers/"
 APART = {"tests/methods/test_contract.py", "tests/test_golden.py", "tests/faults/test_kill.py"}
@@ -35,6 +37,7 @@ def pytest_collection_modifyitems(items):
 
     In xdist's workers they come first: the many that take no time fill up the end, where nobody shall wait.
     """
+    times = Counter()
     for item in items:
         names = vars(getattr(item, "module", None) or object).values()
         uses = {getattr(value, "__name__", "").partition(".")[0] for value in names if inspect.ismodule(value)}
@@ -47,7 +50,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.system)
         if item.get_closest_marker("system"):
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("slow"):  # counting lines would take half as long again, most of it in libraries
+        function = item.nodeid.partition("[")[0]
+        times[function] += 1
+        # Counting lines takes half as long again: those of slow tests are mostly of libraries, and the many cases of
+        # one test run the same ones.
+        if item.get_closest_marker("slow") or times[function] > COUNTED_CASES:
             item.add_marker(pytest.mark.no_cover)
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
