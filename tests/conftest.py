@@ -32,10 +32,12 @@ APART = {"tests/methods/test_contract.py", "tests/test_golden.py", "tests/faults
 
 
 def pytest_collection_modifyitems(items):
-    """Mark tests by what they use, beside those that say it themselves, as those of the whole system, which `make
-    system` runs, and as slow: `make quick` runs those that are neither, `make test` all that are not the former.
+    """Mark tests by what they use, beside those that say it themselves, as those of the whole system and as slow.
 
-    In xdist's workers they come first: the many that take no time fill up the end, where nobody shall wait.
+    `make system` runs the former, `make test` all others, and counts lines in a few cases of those that are not slow,
+    which `make quick` runs alone.
+
+    In xdist's workers slow ones come first: the many that take no time fill up the end, where nobody shall wait.
     """
     times = Counter()
     for item in items:
