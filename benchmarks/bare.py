@@ -5,67 +5,95 @@ cohorts are drawn by the platform's keys, so that both end at the same numbers. 
 its overhead: models of all clients are kept, checked for NaN, and averaged in float64; losses are recorded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import count
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.works import Work
 from fl_lightning import streams
 
 
-def fedavg(work: Work) -> Iterator[list[Tensor]]:
+class Prior(NamedTuple):
+    """What pulls FOLA's clients in a round: `stiffness / 2 * (theta - centre)^2`, and `shares`, lr times stiffness."""
+
+    centre: list[Tensor]
+    stiffness: list[Tensor]
+    shares: list[Tensor]
+
+
+# Samples, labels, and which part of a client's samples they are.
+Batches = Iterator[tuple[Tensor, Tensor, float]]
+# Train the leaves of a model in place, with a learning rate; the second gives the client's Fisher.
+Train = Callable[[nn.Module, list[Tensor], Batches, float], None]
+TrainWithPrior = Callable[[nn.Module, list[Tensor], Batches, float, Prior | None], list[Tensor]]
+
+
+def by_hand(model: nn.Module, leaves: list[Tensor], batches: Batches, lr: float) -> None:
+    """Plain SGD."""
+    for x, y, _ in batches:
+        loss = cross_entropy(model(x), y)
+        grads = torch.autograd.grad(loss, leaves)
+        with torch.no_grad():
+            torch._foreach_add_(leaves, grads, alpha=-lr)
+        del loss, grads  # the next step then finds the same memory, still in the cache
+
+
+def by_hand_with_prior(
+    model: nn.Module, leaves: list[Tensor], batches: Batches, lr: float, prior: Prior | None
+) -> list[Tensor]:
+    """SGD, prior and Fisher in place."""
+    fisher = [torch.zeros_like(leaf) for leaf in leaves]
+    for x, y, share in batches:
+        loss = cross_entropy(model(x), y)
+        grads = torch.autograd.grad(loss, leaves)
+        with torch.no_grad():
+            if prior is not None:  # theta - lr stiffness (theta - centre), in one pass
+                torch._foreach_lerp_(leaves, prior.centre, prior.shares)
+            torch._foreach_add_(leaves, grads, alpha=-lr)
+            torch._foreach_addcmul_(fisher, grads, grads, value=share)
+        del loss, grads
+    return fisher
+
+
+def fedavg(work: Work, train: Train = by_hand) -> Iterator[list[Tensor]]:
     """theta_S <- sum_n p_n theta_n; yields theta_S after every round."""
-    x, y, lr = work.dataset.train_x, work.dataset.train_y, work.training.lr
     model = deepcopy(work.model).train()
     leaves = list(model.parameters())
     server = copies(leaves)
     for round in count(1):
-        members = work.members(round)
-        samples = sum(len(work.clients[n]) for n in members)
         total = [torch.zeros_like(value) for value in server]
-        for n in members:
+        for n, weight in weights(work, round):
             load(leaves, server)
-            for batch in batches(work, round, n):
-                loss = cross_entropy(model(x.index_select(0, batch)), y.index_select(0, batch))
-                grads = torch.autograd.grad(loss, leaves)
-                with torch.no_grad():
-                    torch._foreach_add_(leaves, grads, alpha=-lr)
-                del loss, grads  # the next step then finds the same memory, still in the cache
+            train(model, leaves, batches(work, round, n), work.training.lr)
             with torch.no_grad():
-                torch._foreach_add_(total, leaves, alpha=len(work.clients[n]) / samples)
+                torch._foreach_add_(total, leaves, alpha=weight)
         server = total
         yield server
 
 
-def fola(work: Work, strength: float, damping: float) -> Iterator[list[Tensor]]:
-    """The platform's default FOLA by hand: Fisher and prior in place, sums of the product as clients come in."""
-    x, y, lr = work.dataset.train_x, work.dataset.train_y, work.training.lr
+def fola(
+    work: Work, strength: float, damping: float, train: TrainWithPrior = by_hand_with_prior
+) -> Iterator[list[Tensor]]:
+    """The platform's default FOLA: sums of the product as clients come in."""
+    lr = work.training.lr
     model = deepcopy(work.model).train()
     leaves = list(model.parameters())
     server = copies(leaves)
     precision = [torch.zeros_like(value) for value in server]
     for round in count(1):
-        members = work.members(round)
-        samples = sum(len(work.clients[n]) for n in members)
-        product = Product(server)
-        pulls = [lr * strength * value for value in precision]
-        for n in members:
+        product, prior = Product(server), None
+        if round > 1:
+            stiffness = [strength * value for value in precision]
+            prior = Prior(server, stiffness, [lr * value for value in stiffness])
+        for n, weight in weights(work, round):
             load(leaves, server)
-            fisher = [torch.zeros_like(value) for value in server]
-            for batch in batches(work, round, n):
-                loss = cross_entropy(model(x.index_select(0, batch)), y.index_select(0, batch))
-                grads = torch.autograd.grad(loss, leaves)
-                with torch.no_grad():
-                    if round > 1:  # theta - lr strength Lambda (theta - centre), in one pass
-                        torch._foreach_lerp_(leaves, server, pulls)
-                    torch._foreach_add_(leaves, grads, alpha=-lr)
-                    torch._foreach_addcmul_(fisher, grads, grads, value=len(batch) / len(work.clients[n]))
-                del loss, grads
-            product.add(len(work.clients[n]) / samples, leaves, fisher, precision, round)
+            fisher = train(model, leaves, batches(work, round, n), lr, prior)
+            product.add(weight, leaves, fisher, precision, round)
         server, precision = product.posterior(damping)
         yield server
 
@@ -95,11 +123,21 @@ class Product:
         return [(s + gamma * m) / (a + gamma) for s, m, a in sums], self.total
 
 
-def batches(work: Work, round: int, client: int) -> tuple[Tensor, ...]:
+def weights(work: Work, round: int) -> list[tuple[int, float]]:
+    """The members of a round, and the part of its samples that each of them has."""
+    members = work.members(round)
+    samples = sum(len(work.clients[n]) for n in members)
+    return [(n, len(work.clients[n]) / samples) for n in members]
+
+
+def batches(work: Work, round: int, client: int) -> Batches:
     """A keyed permutation of the client's samples, cut into batches (E = 1)."""
     indices = work.clients[client]
     stream = streams.generator(work.seed, "batches", round, client, 0)
-    return indices[torch.randperm(len(indices), generator=stream)].split(work.training.batch_size or len(indices))
+    order = indices[torch.randperm(len(indices), generator=stream)]
+    for batch in order.split(work.training.batch_size or len(indices)):
+        x, y = (values.index_select(0, batch) for values in (work.dataset.train_x, work.dataset.train_y))
+        yield x, y, len(batch) / len(indices)
 
 
 def copies(values: list[Tensor]) -> list[Tensor]:

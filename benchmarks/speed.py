@@ -6,9 +6,10 @@ from statistics import median
 
 from torch import Tensor
 
-from benchmarks import bare, usual
+from benchmarks import bare
 from benchmarks.contest import Seconds, interleave, paired_ratio
 from benchmarks.table import Row
+from benchmarks.usual import by_optimiser, by_optimiser_with_prior
 from benchmarks.works import Work
 from fl_lightning.engines.engine import Engine
 from fl_lightning.engines.functional import Functional
@@ -53,12 +54,12 @@ def contestants(work: Work) -> dict[str, Iterator[list[Tensor]]]:
     """Who is compared: each yields the server's model after every round."""
     runs = {
         "fedavg bare": bare.fedavg(work),
-        "fedavg usual": usual.fedavg(work),
+        "fedavg usual": bare.fedavg(work, by_optimiser),
         "fedavg functional": models(work, FedAvg(), Functional()),
         "fedavg functional chunk 1": models(work, FedAvg(), Functional(1)),
         "fedavg lightning": models(work, FedAvg(), Lightning()),
         "fola bare": bare.fola(work, PRIOR.strength, PRIOR.damping),
-        "fola usual": usual.fola(work, PRIOR.strength, PRIOR.damping),
+        "fola usual": bare.fola(work, PRIOR.strength, PRIOR.damping, by_optimiser_with_prior),
         "fola functional": models(work, PRIOR, Functional()),
         "fola functional chunk 1": models(work, PRIOR, Functional(1)),
         "fola lightning": models(work, PRIOR, Lightning()),

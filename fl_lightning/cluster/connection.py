@@ -79,7 +79,6 @@ def connected(address: str | None, resources: Resources) -> Iterator[list[Node]]
             read_again()
             _start(address, runtime_env={"env_vars": {**passed_on(), "OMP_NUM_THREADS": "1"}})
         stack.callback(ray.shutdown)
-        interrupts.restore()
         yield _nodes(resources)
 
 

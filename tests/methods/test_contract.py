@@ -38,12 +38,9 @@ AT_REST = {
 
 
 def marks(check):
-    """Engines are compared many times, on the same lines: these are counted, and run by `make quick`, in one of them.
-
-    Counting takes half as long again before Python 3.12; the engines' own lines are counted in tests/test_engines.py.
-    """
+    """Engines are compared many times, on the same lines: `make quick` does it once for every method."""
     again = check.name.startswith("engines agree: ") and check.name != "engines agree: chunks of 3, plain"
-    return [pytest.mark.no_cover, pytest.mark.slow] if again else []
+    return [pytest.mark.slow] if again else []
 
 
 def promises():
