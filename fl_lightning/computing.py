@@ -11,6 +11,7 @@ from fl_lightning import discovery, streams
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.errors import UserError, require
 from fl_lightning.fitting import UNFIT, in_words, reason
+from fl_lightning.system import tiles
 from fl_lightning.task import Task
 
 
@@ -44,6 +45,8 @@ class Compute:
             self.precision != "16-mixed" or self.torch_device.type == "cuda",
             "compute.precision 16-mixed is for a GPU, got compute.device cpu; use --compute.precision bf16-mixed",
         )
+        if self.precision == "bf16-mixed" and self.torch_device.type == "cpu":
+            tiles.avoid_broken()
         return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.precision)
 
     @property
@@ -71,6 +74,7 @@ class Model:
 
     def build(self, dataset: Dataset, seed: int, compute: Compute) -> Task:
         """The task, with initial weights that depend on the seed alone."""
+        mixed = compute.mixed  # before anything is computed in this process
         cls = discovery.find("models", self.name)
         positional, named = _told(self.name, cls, dataset)
         try:
@@ -82,7 +86,7 @@ class Model:
                 f"({reason(error)}); use another --model, or correct it"
             ) from error
         model = model.to(compute.torch_device, compute.dtype)
-        return Task.of(model, likelihood=dataset.likelihood, mixed=compute.mixed)
+        return Task.of(model, likelihood=dataset.likelihood, mixed=mixed)
 
 
 def _told(name: str, cls: type[Any], dataset: Dataset) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -15,8 +15,10 @@ import torch
 
 import fl_lightning  # noqa: F401 - before Lightning: it mends torchvision beside a CPU-only torch
 from fl_lightning.runs import files, store
+from fl_lightning.system import tiles
 
 torch.set_num_threads(1)
+tiles.avoid_broken()  # before anything is computed in this process
 
 # Whole programs, as a user has them: processes, clusters, servers, browsers, notebooks.
 SYSTEM_MODULES = {"multiprocessing", "nbclient", "ray", "selenium", "subprocess"}
