@@ -1,6 +1,8 @@
 """Runs are named, tagged, listed, shown and deleted."""
 
 import json
+from io import BytesIO
+from zipfile import ZipFile
 
 import pytest
 from mlflow import MlflowClient
@@ -169,3 +171,101 @@ def test_tags_that_cannot_be_are_refused(out, capsys, tag, message):
     assert (code, text) == (2, "")
     assert message in error
     assert not list(out.glob("*-digits-*"))
+
+
+def numbers(out):
+    return {one.parent.name: run_folder.read_result(one.parent).history for one in out.glob("*/result.json")}
+
+
+def archived(out, capsys, *arguments):
+    file = out.parent / "some.zip"
+    code, text, error = call(capsys, "runs", "export", file, *arguments, "--out", out)
+    assert (code, error) == (0, "")
+    return file, text
+
+
+def test_runs_are_handed_on_in_a_file_and_known_where_it_is_read(out, tmp_path, capsys, monkeypatch):
+    run(out, {"note": "x"}, method="fedavg")
+    run(out, method="fola", method__strength=3)
+    file, text = archived(out, capsys)
+    assert "wrote 2 of 2 runs" in text
+    assert str(tmp_path) not in str([ZipFile(file).read(name) for name in ZipFile(file).namelist()])
+    elsewhere = tmp_path / "elsewhere"
+    assert "2 runs of" in call(capsys, "runs", "import", file, "--out", elsewhere)[1]
+    assert numbers(elsewhere) == numbers(out)
+    first, second = (sorted(listed(capsys, place), key=lambda one: one["name"]) for place in (out, elsewhere))
+    for mine, theirs in zip(first, second, strict=True):
+        assert mine["metrics"] == theirs["metrics"]
+        assert mine["settings"] == theirs["settings"]
+        assert mine["name"] == theirs["name"]
+        assert mine["run_id"] != theirs["run_id"]
+    assert {one["tags"].get("note") for one in second} == {"x", None}
+    monkeypatch.setattr(experiment, "federate", lambda *args, **kwargs: pytest.fail("computed again"))
+    assert run(elsewhere, method="fola", method__strength=3).reused
+    for name in ("rounds.parquet", "clients.parquet", "config.yaml"):
+        for folder in numbers(out):
+            assert (elsewhere / folder / name).read_bytes() == (out / folder / name).read_bytes()
+    again, _ = archived(elsewhere, capsys)
+    assert call(capsys, "runs", "import", again, "--out", out)[1].startswith(f"0 runs of {again} are new")
+
+
+def test_a_sweep_goes_on_with_imported_runs(out, tmp_path, capsys):
+    study = Study("own", "", base=QUICK, cases=(Case("a", {"method": "fedavg"}), Case("b", {"method": "fola"})))
+    sweep(study, Options(out, in_process=True), lambda status: None)
+    file, _ = archived(out, capsys, "--where", "study=own")
+    before = numbers(out)
+    elsewhere = tmp_path / "elsewhere"
+    assert "fl-lightning sweep own" in call(capsys, "runs", "import", file, "--out", elsewhere)[1]
+    sweep(study, Options(elsewhere, in_process=True), lambda status: None)
+    assert numbers(elsewhere) == before
+
+
+def test_only_what_was_chosen_and_has_ended_is_exported(out, capsys):
+    kept = run(out, method="fedavg")
+    run(out, method="fola")
+    config = configure({**QUICK, "method": "fedprox"})
+    folder = run_folder.folder_of(config, out)
+    folder.mkdir()
+    open_recording(config, out, folder, [], [], {})
+    assert "wrote 1 of 1 runs" in archived(out, capsys, kept.run_id[:8])[1]
+    assert "wrote 2 of 3 runs" in archived(out, capsys)[1]
+    code, _, error = call(capsys, "runs", "export", out / "none.zip", "--where", "method=fedprox", "--out", out)
+    assert code == 2
+    assert "1 have not ended" in error
+    assert not (out / "none.zip").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda content: content[:-40], "is damaged, or not an archive of runs"),
+        (lambda content: b"text", "is damaged, or not an archive of runs"),
+        (lambda content: rezipped(content, lambda name: f"../{name}"), "expected a run in the folder"),
+        (lambda content: rezipped(content, lambda name: f"/{name}"), "expected a run in the folder"),
+        (lambda content: rezipped(content, lambda name: name.replace("result.json", "x.py")), "other things than runs"),
+        (lambda content: rezipped(content, change=lambda text: text.replace(b"0.", b"1.")), "its checksum does not"),
+    ],
+)
+def test_a_file_that_is_no_archive_of_runs_changes_nothing(out, tmp_path, capsys, spoil, words):
+    run(out, method="fedavg")
+    file, _ = archived(out, capsys)
+    file.write_bytes(spoil(file.read_bytes()))
+    elsewhere = tmp_path / "elsewhere"
+    code, _, error = call(capsys, "runs", "import", file, "--out", elsewhere)
+    assert code == 2
+    assert words in error
+    assert not list(tmp_path.glob("elsewhere/*"))
+
+
+def rezipped(content, rename=lambda name: name, change=lambda text: text):
+    changed = BytesIO()
+    with ZipFile(BytesIO(content)) as old, ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            new.writestr(rename(name), change(old.read(name)))
+    return changed.getvalue()
+
+
+def test_export_and_import_say_what_they_need(out, tmp_path, capsys):
+    assert "say which file to export" in call(capsys, "runs", "export", "--out", out)[2]
+    assert "no file at" in call(capsys, "runs", "import", tmp_path / "x.zip", "--out", out)[2]
+    assert "import takes one file" in call(capsys, "runs", "import", "a.zip", "b.zip", "--out", out)[2]

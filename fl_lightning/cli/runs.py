@@ -1,4 +1,4 @@
-"""fl-lightning runs: list the runs there are, show one, delete what should not stay."""
+"""fl-lightning runs: list the runs there are, show one, delete what should not stay, hand them on in a file."""
 
 import json
 import sys
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
     from analysis.runs import Runs
 
-ACTIONS = ("list", "show", "delete")
+ACTIONS = ("list", "show", "delete", "export", "import")
 EPILOG = """ID is the beginning of a run's id, or the name of its folder. What is deleted leaves the reports, and the
-same settings are computed anew; MLflow keeps it in its trash until `mlflow gc`.
+same settings are computed anew; MLflow keeps it in its trash until `mlflow gc`. `export FILE [ID ...]` writes settings
+and numbers of runs that have ended to one small file; where `import FILE` reads it, sweeps take them for computed.
 Examples: fl-lightning runs --where method=fola --where data.alpha=0.01
           fl-lightning runs show 3f2a
-          fl-lightning runs delete --where status=failed"""
+          fl-lightning runs delete --where status=failed
+          fl-lightning runs export demo.zip --where study=demo"""
 # So many characters of an id tell runs apart.
 SHORT = 8
 # Settings beside the usual columns, at most: a line must fit.
@@ -32,10 +34,10 @@ MOST_SETTINGS = 6
 
 
 def main(arguments: Sequence[str]) -> int:
-    """List, show or delete."""
+    """List, show, delete, export or import."""
     parser = CommandParser(prog="fl-lightning runs", description=__doc__, epilog=EPILOG)
-    parser.add_argument("action", nargs="?", default="list", help="list, show or delete [list]")
-    parser.add_argument("ids", nargs="*", metavar="ID", help="runs to show or delete")
+    parser.add_argument("action", nargs="?", default="list", help=f"{', '.join(ACTIONS)} [list]")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="runs to show, delete or, after the file, to export")
     parser.add_argument(
         "--where",
         metavar="KEY=VALUE",
@@ -49,18 +51,23 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments))
     if options.action not in ACTIONS:
         raise unknown("action", options.action, ACTIONS)
+    file = _file(options) if options.action in ("export", "import") else None
     require(
-        options.action == "list" or bool(options.ids or options.where),
+        options.action in ("list", "export", "import") or bool(options.ids or options.where),
         f"say which runs to {options.action}: by their ids, which `fl-lightning runs` lists, or by --where key=value",
     )
     require(options.action != "list" or not options.ids, "list takes no ids; `fl-lightning runs show ID` shows one")
     where = chosen_by(options.where)
+    if file is not None and options.action == "import":
+        return _import(file, options.out)
     from analysis.runs import Runs
 
     known = Runs(store_uri(options.out))
     chosen = _chosen(known, options, where)
     if options.action == "delete":
         return _delete(known, chosen, options)
+    if file is not None:
+        return _export(known, chosen, file, options.out)
     if options.json:
         print(json.dumps([_described(known, row) for _, row in chosen.iterrows()]))
     elif options.action == "show":
@@ -158,6 +165,41 @@ def _delete(known: "Runs", chosen: "pd.DataFrame", options: Namespace) -> int:
         remove(options.out, sweep, None)  # a sweep without runs would only be an empty line in the UI
     where = store_uri(options.out) if is_server(store_uri(options.out)) else options.out
     print(f"deleted {len(chosen)} of {len(known.table)} runs in {where}")
+    return 0
+
+
+def _file(options: Namespace) -> Path:
+    """The file to write or read: what is named first."""
+    action = options.action
+    require(bool(options.ids), f"say which file to {action}: fl-lightning runs {action} runs.zip")
+    require(
+        action == "export" or (len(options.ids) == 1 and not options.where),
+        f"import takes one file and all that is in it, got {' '.join([*options.ids, *options.where])}",
+    )
+    return Path(options.ids.pop(0))
+
+
+def _export(known: "Runs", chosen: "pd.DataFrame", file: Path, out: Path) -> int:
+    from fl_lightning.runs.archive import pack
+    from fl_lightning.runs.removal import folders
+
+    places = folders(out)
+    found = [places.get(known.tags_of(run_id).get(ATTEMPT_TAG, "")) for run_id in chosen["run_id"]]
+    packed = pack({place for place in found if place is not None}, file)
+    left = f"; {len(chosen) - packed} have not ended, or have no files in {out}" if packed < len(chosen) else ""
+    require(packed > 0, f"no file was written{left}")
+    print(f"wrote {packed} of {len(chosen)} runs to {file}{left}")
+    return 0
+
+
+def _import(file: Path, out: Path) -> int:
+    from fl_lightning.runs.archive import unpack
+
+    new, known = unpack(file, out)
+    print(f"{len(new)} runs of {file} are new in {out}, {known} were there")
+    studies = {(name.partition(".")[2], scale) for one in new for name, scale in one.tags.items() if "study." in name}
+    for study, scale in sorted(studies):
+        print(f"for its table  fl-lightning sweep {study} --scale {scale}")
     return 0
 
 

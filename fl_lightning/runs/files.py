@@ -30,9 +30,7 @@ def write(
     title = f"{config.names['method']} on {config.names['data']}"
     files = [folder / SETTINGS]
     write_atomically(files[0], config.yaml().encode())
-    for name, table in (("rounds", rounds_table(history)), ("clients", clients_table(history))):
-        files.append(folder / f"{name}.parquet")
-        write_atomically(files[-1], table.to_parquet(index=False))
+    files += write_tables(history, folder)
     if pictures:
         from fl_lightning.runs import pictures as draw  # matplotlib: only who draws waits for it
 
@@ -43,6 +41,14 @@ def write(
             figure = draw.learning_curves(config.names["method"], rounds, title)
             files.append(draw.save(figure, folder / "curves.png"))
     return files
+
+
+def write_tables(history: Sequence[Measurement], folder: Path) -> list[Path]:
+    """Write all that was measured as tables of rounds and of clients."""
+    tables = {"rounds.parquet": rounds_table(history), "clients.parquet": clients_table(history)}
+    for name, table in tables.items():
+        write_atomically(folder / name, table.to_parquet(index=False))
+    return [folder / name for name in tables]
 
 
 def rounds_table(history: Sequence[Measurement]) -> pd.DataFrame:

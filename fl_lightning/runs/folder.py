@@ -208,24 +208,32 @@ def attempt_of(folder: Path, identity: str, recall: Callable[[], str | None]) ->
     return attempt
 
 
-def write_result(result: Result) -> None:
+def as_saved(result: Result) -> dict[str, Any]:
+    """What is saved of a result."""
     content = {name: getattr(result, name) for name in SAVED}
-    content["history"] = [measurement._asdict() for measurement in result.history]
-    sealed.write(result.folder / RESULT, result.identity, content)
+    return {**content, "history": [measurement._asdict() for measurement in result.history]}
+
+
+def from_saved(content: Mapping[str, Any], folder: Path) -> Result:
+    """The result of which that was saved; a KeyError or TypeError if it was something else."""
+    history = [Measurement(**item) for item in content["history"]]
+    saved = {name: content[name] for name in SAVED}
+    return Result(**{**saved, "history": history}, folder=folder, reused=True, identity=content["identity"])
+
+
+def write_result(result: Result) -> None:
+    sealed.write(result.folder / RESULT, result.identity, as_saved(result))
 
 
 def read_result(folder: Path, identity: str | None = None) -> Result | None:
     """The result in a folder, if it belongs to the run with this identity; None takes any run's."""
     path = folder / RESULT
     try:
-        content = sealed.read(path, identity)
-        history = [Measurement(**item) for item in content["history"]]
-        saved = {name: content[name] for name in SAVED}
+        return from_saved(sealed.read(path, identity), folder)
     except FileNotFoundError:
         return None
     except (sealed.DamagedError, KeyError, TypeError) as damage:
         raise UserError(f"{path} {damage}; compute this run again with --fresh, or delete its folder") from None
-    return Result(**{**saved, "history": history}, folder=folder, reused=True, identity=content["identity"])
 
 
 def artifacts_of(folder: Path) -> list[Path]:

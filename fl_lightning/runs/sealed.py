@@ -16,8 +16,13 @@ class DamagedError(Exception):
 
 def write(path: Path, identity: str, content: dict[str, Any]) -> None:
     """Write the file as a whole."""
+    write_atomically(path, pack(identity, content))
+
+
+def pack(identity: str, content: dict[str, Any]) -> bytes:
+    """What such a file holds."""
     sealed = {"format": FORMAT, "identity": identity, **content}
-    write_atomically(path, json.dumps({**sealed, "checksum": _checksum(sealed)}).encode())
+    return json.dumps({**sealed, "checksum": _checksum(sealed)}).encode()
 
 
 def read(path: Path, identity: str | None) -> dict[str, Any]:
@@ -32,10 +37,19 @@ def read(path: Path, identity: str | None) -> dict[str, Any]:
         FileNotFoundError: If there is none.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(path) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise DamagedError(f"is damaged ({' '.join(str(error).split())})") from None
+    return unpack(content, identity)
+
+
+def unpack(packed: bytes, identity: str | None) -> dict[str, Any]:
+    """What was packed; arguments and errors as for `read`."""
+    try:
+        content = json.loads(packed.decode())
+    except (ValueError, RecursionError) as error:
         raise DamagedError(f"is damaged ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict) or "checksum" not in content:
         raise DamagedError("has no checksum: it was written by an earlier version, or is damaged")
