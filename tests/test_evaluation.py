@@ -9,15 +9,19 @@ import torch
 
 from fl_lightning import experiment
 from fl_lightning.config import configure
+from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.shares import Shares
 from fl_lightning.errors import UserError
 from fl_lightning.loop import federate
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
+from fl_lightning.models.cnn import Cnn
+from fl_lightning.probes import accuracy
 from fl_lightning.probes.accuracy import ClientJudge, as_if_not_due, measure
 from fl_lightning.probes.personal import summary
 from fl_lightning.probes.settings import Evaluation
 from fl_lightning.runs.identity import identity
+from fl_lightning.task import Task
 from tests.cases import network, ragged
 
 SETTINGS = {
@@ -186,3 +190,16 @@ def test_bits_do_not_depend_on_what_is_measured(out):
 
         models[-1] = load_model(result).state_dict()
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_convolutions_see_a_part_of_a_block_at_a_time_to_the_same_bits(monkeypatch):
+    torch.manual_seed(0)
+    x, y = torch.randint(0, 256, (1100, 3, 16, 16), dtype=torch.uint8), torch.randint(0, 10, (1100,))
+    dataset, task = Dataset(x[:2], y[:2], x, y, num_classes=10), Task(Cnn((3, 16, 16), 10))
+    seen = []
+    task.model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    parts = accuracy.score(task, [task.initial], dataset, calibrated=1)
+    assert seen == [250] * 4 + [100]
+    monkeypatch.setattr(accuracy, "CONVOLVED", 10_000)
+    assert accuracy.score(task, [task.initial], dataset, calibrated=1) == parts
+    assert seen[5:] == [1000, 100]
