@@ -20,8 +20,8 @@ many samples every case gets in every environment, the same for all: `search: {a
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from fl_lightning.errors import require, unknown
@@ -254,6 +254,14 @@ class Study:
             if one.holds({**self.base, **environment}):
                 base |= one.settings
         return base
+
+    def only(self, labels: Sequence[str]) -> "Study":
+        """The study with some of its contestants alone, by their labels."""
+        known = {case.label: case for case in self.cases}
+        for label in labels:
+            if label not in known:
+                raise unknown(f"case of study {self.name}", label, known)
+        return replace(self, cases=tuple(case for case in self.cases if case.label in labels))
 
     @property
     def identity(self) -> str:

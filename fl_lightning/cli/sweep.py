@@ -37,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(prog="fl-lightning sweep", description=__doc__, epilog=EPILOG)
     parser.add_argument("study", nargs="?", help="name of a study, or a YAML or Python file")
     parser.add_argument("--scale", help="smoke, small, medium or paper, as far as the study has them [small]")
+    parser.add_argument("--cases", metavar="LABEL,...", help="only these of the study's cases, by their labels [all]")
     parser.add_argument("--dry-run", action="store_true", help="count runs, estimate time and disk, and stop")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
     add_workers(parser, "a trial trains its clients")
@@ -60,7 +61,10 @@ def main(arguments: Sequence[str]) -> int:
         options.out.resolve(), options.address, resources, options.max_concurrent, options.fresh, workers=workers
     )
     if isinstance(study, Picture):
+        require(options.cases is None, f"{study.name} is a picture without cases, got --cases {options.cases}")
         return draw(study, how.out)
+    if options.cases is not None:
+        study = study.only([label.strip() for label in options.cases.split(",")])
     if options.dry_run:
         dry_run(study, how)
         return 0

@@ -50,6 +50,14 @@ def test_a_dry_run_counts_and_writes_nothing(out, capsys):
     assert sorted(out.iterdir()) == before
 
 
+def test_some_of_the_cases_alone(out, capsys):
+    assert (
+        main(["sweep", "cifar_table", "--scale", "smoke", "--cases", "FOLA, FedBE", "--dry-run", "--out", str(out)])
+        == 0
+    )
+    assert "runs        2, of which 0 are there already" in capsys.readouterr().out
+
+
 def test_a_dry_run_of_a_search_says_its_budget(tmp_path, out, capsys):
     path = write(
         tmp_path,
@@ -108,6 +116,8 @@ def test_a_sweep_on_this_machine_prints_a_table_and_goes_on(tmp_path, out, capsy
         (["demo", "--training.lr"], "--training.lr needs a value"),
         (["demo", "--max-concurrent", "-1"], "--max-concurrent must be >= 0, got -1"),
         (["demo", "--max-concurrent", "two"], "--max-concurrent"),
+        (["demo", "--cases", "FOLA,FedAgv"], "unknown case of study demo 'FedAgv': did you mean 'FedAvg'?"),
+        (["ridge_demo", "--cases", "FOLA"], "ridge_demo is a picture without cases"),
         (["demo", "--resources.cpu", "many"], "--resources.cpu"),
         (["demo", "--resources.cpu", "-1"], "--resources.cpu"),
         (["demo", "--address", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1"),
