@@ -125,14 +125,13 @@ class Quadratic(Penalty):
 
     def descent(self, lr: float) -> Callable[[Params], None]:
         # theta - lr * a * (theta - c) is a linear interpolation from theta to c: one pass over memory instead of three.
+        names, centre = list(self.centre), list(self.centre.values())
         stiffness = self.stiffness
+        shares: Any = [stiffness[name] * lr for name in names] if isinstance(stiffness, dict) else stiffness * lr
 
         def descend(params: Params) -> None:
-            for name, value in params.items():
-                value.lerp_(self.centre[name], share if isinstance(share, float | int) else share[name])
+            torch._foreach_lerp_([params[name] for name in names], centre, shares)
 
-        share: Params | float
-        share = lr * stiffness if isinstance(stiffness, float | int) else zip_map(lambda a: a * lr, stiffness)
         return descend
 
 
