@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.memory import forget_peak, peak_megabytes
 from benchmarks.table import Row
 
-METHODS = ("fola", "scaffold")
+METHODS = ("fola", "scaffold", "ep")
 POPULATIONS = (1_000, 10_000, 100_000)
 COHORT, SAMPLES, ROUNDS = 100, 2, 20
 # The same data in memory for every population, of which smaller ones use a share: clients of all have as many samples.

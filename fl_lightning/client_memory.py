@@ -82,20 +82,6 @@ class ClientMemory(Generic[Row]):
         """The rows of the clients that have one of their own, wherever they are."""
         return self._own
 
-    def total(self) -> Row:
-        """The sum of the rows of all clients that have one of their own.
-
-        Added up in float64 in the order of the clients and rounded once: a single client's sum is its row exactly.
-        """
-        leaves, structure = pytree.tree_flatten(self.default)
-        sums = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves]
-        for n in self.seen:
-            for total, leaf in zip(sums, pytree.tree_leaves(self[n]), strict=True):
-                total.add_(leaf)
-        rounded = [total.to(leaf.dtype) for total, leaf in zip(sums, leaves, strict=True)]
-        result: Row = pytree.tree_unflatten(rounded, structure)
-        return result
-
     def __repr__(self) -> str:
         return f"ClientMemory({self.default!r}, with rows of the clients {self.seen})"
 

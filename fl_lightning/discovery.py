@@ -131,27 +131,40 @@ def plugin_hash(cls: type[Any]) -> str | None:
     module = sys.modules[cls.__module__]
     if not module.__name__.startswith(f"{PLUGIN_PACKAGE}.") or module.__file__ is None:
         return None
-    return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:12]
+    return _hash(Path(module.__file__))
 
 
-def ensure_imported(module: str) -> None:
+def imported_plugins() -> dict[str, str]:
+    """The plug-ins that this process has imported, by module, and hashes of their files as they were then."""
+    return dict(_imported)
+
+
+def ensure_imported(module: str, expected: str | None = None) -> None:
     """Import a module if it is a plug-in's: Python alone does not find those, such as when another process names one.
 
+    Args:
+        module: Any module.
+        expected: The hash of the plug-in's file where it was named, if that is known.
+
     Raises:
-        UserError: If this process does not see the file.
+        UserError: If this process does not see the file, or sees another one.
     """
     package, _, name = module.rpartition(".")
-    if package != PLUGIN_PACKAGE or module in sys.modules:
+    if package != PLUGIN_PACKAGE:
         return
-    for path in _plugin_files():
-        if path.stem == name:
-            _import_file(path)
-            return
-    folder = os.environ.get(PLUGINS)
-    where = f"in {folder}" if folder else f"because {PLUGINS} is not set there"
-    raise UserError(
-        f"the plug-in {name}.py is not visible to {socket.gethostname()} {where}; keep it where all nodes see it"
-    )
+    folder, host = os.environ.get(PLUGINS), socket.gethostname()
+    if module not in sys.modules:
+        path = next((path for path in _visible_files() if path.stem == name), None)
+        if path is None:
+            where = f"in {folder}" if folder else f"because {PLUGINS} is not set there"
+            raise UserError(f"the plug-in {name}.py is not visible to {host} {where}; keep it where all nodes see it")
+        _import_file(path)
+    found = _imported.get(module)
+    if expected is not None and found != expected:
+        raise UserError(
+            f"expected the plug-in {name}.py on {host} as it is where the run was started (hash {expected}), got "
+            f"another one (hash {found}, in {folder}); keep it where all nodes see it, or copy it there"
+        )
 
 
 def summary(cls: type[Any]) -> str:
@@ -267,6 +280,12 @@ def _usable(path: Path, kind: str) -> type[Any] | None:
     return cls
 
 
+def _visible_files() -> list[Path]:
+    """The plug-ins' files; none where there is no such folder."""
+    folder = os.environ.get(PLUGINS)
+    return _plugin_files() if folder and Path(folder).is_dir() else []
+
+
 def _plugin_files() -> list[Path]:
     folder = os.environ.get(PLUGINS)
     if not folder:
@@ -275,6 +294,14 @@ def _plugin_files() -> list[Path]:
         reason = "is not a folder" if Path(folder).exists() else "does not exist"
         raise UserError(f"{PLUGINS} must name a folder of Python files, got {folder!r}, which {reason}")
     return sorted(Path(folder).glob("*.py"))
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+# Hashes of the plug-ins in `sys.modules`, by module.
+_imported: dict[str, str] = {}
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -288,8 +315,10 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules.setdefault(PLUGIN_PACKAGE, ModuleType(PLUGIN_PACKAGE))  # pickle looks for the folder, too
     sys.modules[name] = module  # dataclasses look their module up while it is executed
     try:
+        _imported[name] = _hash(path)
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
+        _imported.pop(name, None)
         raise UserError(f"the plug-in {path} cannot be imported: {type(error).__name__}: {error}") from error
     return module

@@ -4,6 +4,7 @@ All sums over clients use one form, one order (increasing client id) and one pre
 That is what makes "equals FedAvg bit for bit" a statement one can test.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -96,4 +97,4 @@ def row(tree: Any, index: int) -> Any:
 def all_finite(params: Params) -> bool:
     # The sum is not finite if any entry is not, and a sum is one cheap pass. It can also overflow without any
     # entry doing so; only then is the slower, exact question asked.
-    return all(bool(v.sum().isfinite()) or bool(v.isfinite().all()) for v in params.values())
+    return all(math.isfinite(v.sum()) or bool(v.isfinite().all()) for v in params.values())

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.params import Params, zip_map
+from fl_lightning.pieces import alike, can_be_cut, pieces
 
 
 class Penalty(ABC):
@@ -54,6 +55,10 @@ class Penalty(ABC):
         return descend
 
 
+# Pieces of theta, centre, stiffness (or one for all), and memory for theta - centre and for the gradient.
+_Cut = list[tuple[Tensor, Tensor, Tensor | float, Tensor, Tensor]]
+
+
 @dataclass(frozen=True)
 class Quadratic(Penalty):
     """P(theta) = 1/2 sum_j a_j (theta_j - c_j)^2, a pull towards a centre c with stiffness a.
@@ -80,20 +85,38 @@ class Quadratic(Penalty):
         return 0.5 * _dot(slope, offset), slope
 
     def along_path(self) -> Callable[[Params], tuple[Tensor, Params]]:
-        offset, *slopes = (zip_map(torch.empty_like, self.centre) for _ in range(3))
-        stiffness = self.stiffness
+        anyhow = super().along_path()
+        known: Params | None = None
+        turns: list[tuple[Params, _Cut]] = []
 
         def value_and_grad(params: Params) -> tuple[Tensor, Params]:
-            slopes.reverse()
-            slope = slopes[0]
-            for name, value in params.items():
-                torch.sub(value, self.centre[name], out=offset[name])
-                torch.mul(
-                    offset[name], stiffness if isinstance(stiffness, float | int) else stiffness[name], out=slope[name]
-                )
-            return 0.5 * _dot(slope, offset), dict(slope)
+            nonlocal known
+            if params is not known:  # those of a client are the same in all steps
+                known, turns[:] = params, self._turns(params) if can_be_cut(params) else ()
+            if not turns:
+                return anyhow(params)
+            turns.reverse()
+            slope, cut = turns[0]
+            parts = []
+            for theta, centre, stiffness, offset, pull in cut:
+                torch.sub(theta, centre, out=offset)
+                torch.mul(offset, stiffness, out=pull)
+                parts.append(torch.dot(pull, offset))
+            return 0.5 * torch.stack(parts).sum(), dict(slope)
 
         return value_and_grad
+
+    def _turns(self, params: Params) -> list[tuple[Params, "_Cut"]]:
+        """Twice the memory of a gradient, and all that it is made of, in pieces.
+
+        The offsets of all pieces have the same memory, which never leaves the cache.
+        """
+        places, centre, stiffness = pieces(params), pieces(zip_map(alike, self.centre, params)), self.stiffness
+        a = pieces(zip_map(alike, stiffness, params)) if isinstance(stiffness, dict) else [stiffness] * len(places)
+        scratch = places[0].new_empty(max(map(len, places)))
+        offsets = [scratch[: len(place)] for place in places]
+        slopes = [zip_map(torch.empty_like, params) for _ in range(2)]
+        return [(slope, list(zip(places, centre, a, offsets, pieces(slope), strict=True))) for slope in slopes]
 
     def _slope(self, offset: Params) -> Params:
         if isinstance(self.stiffness, float | int):
@@ -102,14 +125,13 @@ class Quadratic(Penalty):
 
     def descent(self, lr: float) -> Callable[[Params], None]:
         # theta - lr * a * (theta - c) is a linear interpolation from theta to c: one pass over memory instead of three.
+        names, centre = list(self.centre), list(self.centre.values())
         stiffness = self.stiffness
+        shares: Any = [stiffness[name] * lr for name in names] if isinstance(stiffness, dict) else stiffness * lr
 
         def descend(params: Params) -> None:
-            for name, value in params.items():
-                value.lerp_(self.centre[name], share if isinstance(share, float | int) else share[name])
+            torch._foreach_lerp_([params[name] for name in names], centre, shares)
 
-        share: Params | float
-        share = lr * stiffness if isinstance(stiffness, float | int) else zip_map(lambda a: a * lr, stiffness)
         return descend
 
 

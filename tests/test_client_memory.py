@@ -51,25 +51,6 @@ def test_stacked_rows_are_in_the_order_asked_for():
     assert stacked.v["b"].tolist() == [-4, 0, -1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_total_is_added_up_in_float64_in_the_order_of_the_clients(dtype):
-    values = {8: 1e8, 2: 1.0, 5: -1e8, 30: 0.1}
-    memory = ClientMemory.blank(some_row(7, dtype)).replaced({n: some_row(v, dtype) for n, v in values.items()})
-    rounded = {n: float(torch.tensor(v, dtype=dtype)) for n, v in values.items()}
-    expected = torch.tensor(0.0 + rounded[2] + rounded[5] + rounded[8] + rounded[30], dtype=torch.float64).to(dtype)
-    assert torch.equal(memory.total().u["a"], expected.expand(2, 3))
-    assert memory.total().u["a"].dtype == dtype
-
-
-def test_nobody_adds_up_to_nothing():
-    assert same(ClientMemory.blank(some_row(7)).total(), some_row(0))
-
-
-def test_one_client_adds_up_to_its_row():
-    row = {"w": torch.randn(50, generator=torch.Generator().manual_seed(0))}
-    assert same(ClientMemory.blank({"w": torch.ones(50)}).replaced({3: row}).total(), row)
-
-
 @pytest.mark.parametrize(
     "row",
     [

@@ -220,7 +220,6 @@ def test_rows_that_do_not_fit_into_memory_are_in_files():
     assert all(row.piece is not None and row._tree is None for row in memory.kept().values())
     assert same(memory[7], some_row(7))
     assert same(memory.stacked((3, 99, 4)), {"w": torch.stack([some_row(n)["w"] for n in (3, 0, 4)])})
-    assert same(memory.total(), some_row(45))
     assert same(memory.replaced({7: memory[8]})[7], some_row(8))
 
 

@@ -51,8 +51,10 @@ class DiagonalFisher(Form):
         share = 1.0 if self.measuring.equal_steps else step.fraction
         if step.squares is not None:
             return zip_map(lambda t, s: t + s * share, trace, step.squares)
-        if isinstance(share, float):
-            return zip_map(lambda t, g: torch.addcmul(t, g, g, value=share), trace, step.grad)
+        if isinstance(step.fraction, float) and isinstance(share, float):  # of one client: under vmap it is a tensor
+            grads = [step.grad[name] for name in trace]
+            sums = torch._foreach_addcmul(list(trace.values()), grads, grads, value=share)
+            return dict(zip(trace, sums, strict=True))
         return zip_map(lambda t, g: t + g.square() * share, trace, step.grad)
 
     @property

@@ -55,6 +55,7 @@ class ClientFit:
 
     def with_prior(self, loss: Tensor, size: int) -> Tensor:
         """The local loss: that of a batch of this size, which is written down, and the method's prior loss."""
+        self.gradient = None  # of the step before: the next one finds its memory
         self.losses.append(loss.detach().to(self.task.dtype))
         self.shares.append(size / len(self.plan.data))
         if self.penalty is None:
@@ -326,6 +327,7 @@ class Observer(pl.Callback):
             loss = self.fit.losses[-1]
             step = Step(self.num_steps, self.fit.values, self.grad, self.squares, fraction, epoch, last, loss)
             self.trace = self.hooks.observe(self.trace, step)
+            self.grad = None
         self.num_steps += 1
 
 

@@ -42,6 +42,7 @@ from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Se
 from fl_lightning.params import Params, cast_like, weighted_sum, zip_map
 from fl_lightning.penalty import Quadratic
 from fl_lightning.rules.ivon import Ivon, require_own_momentum, require_settings
+from fl_lightning.running_total import RunningTotal
 from fl_lightning.training import Training
 
 
@@ -53,12 +54,14 @@ class State(NamedTuple):
         precision: S_S.
         origin: x_0.
         duals: eta_n of every client that was seen.
+        total: Their sum.
     """
 
     params: Params
     precision: Params
     origin: Params
     duals: ClientMemory[Factor]
+    total: RunningTotal[Factor]
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ class BayesADMM(Method):
 
     def init(self, params: Params, num_clients: int) -> State:
         precision = zip_map(lambda p: torch.full_like(p, self.prior), params)
-        return State(params, precision, params, ClientMemory.blank(Factor.flat(params)))
+        flat = Factor.flat(params)
+        return State(params, precision, params, ClientMemory.blank(flat), RunningTotal.of_nobody(flat))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         rho, duals = self._rho(cohort), [state.duals[n] for n in cohort.members]
@@ -118,23 +122,25 @@ class BayesADMM(Method):
         return cavity.found(local.params, local.rule_state.curvature, context, self.prior)
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
-        duals, moment, found = self._mixture(state, cohort, reports)
+        state, moment, found = self._mixture(state, cohort, reports)
         precision = zip_map(lambda s: s.clamp(min=self.prior), found)
         params = zip_map(lambda x, v, s: x.double() + v / s, state.origin, moment, precision)
-        return State(cast_like(params, state.params), cast_like(precision, state.params), state.origin, duals)
+        return state._replace(params=cast_like(params, state.origin), precision=cast_like(precision, state.origin))
 
-    def _mixture(
-        self, state: State, cohort: Cohort, reports: Sequence[Report]
-    ) -> tuple[ClientMemory[Factor], Params, Params]:
-        """The duals after a round, and the server's moment and precision, in float64, which may be below the prior."""
+    def _mixture(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> tuple[State, Params, Params]:
+        """The state with the duals after a round, and the server's moment and precision.
+
+        In float64; the precision may lie below the prior.
+        """
         rho, owners = self._rho(cohort), _owners(cohort.server)
         before = Diagonal(state.params, state.precision)
         steps = {
             n: change(Diagonal(*report), before, state.origin)
             for n, report in sorted(zip(cohort.members, reports, strict=True))
         }
-        duals = state.duals.replaced({n: state.duals[n].moved(step, self.damping * rho) for n, step in steps.items()})
-        total, equal = duals.total(), [1 / len(steps)] * len(steps)
+        rows = {n: state.duals[n].moved(step, self.damping * rho) for n, step in steps.items()}
+        sums = state.total.changed(state.duals, rows)
+        total, equal = sums.rounded(), [1 / len(steps)] * len(steps)
         a = 1 / (1 + rho * owners)
 
         def mixed(now: Tensor, step: Tensor, dual: Tensor) -> Tensor:
@@ -147,7 +153,8 @@ class BayesADMM(Method):
         mean_precision = weighted_sum((step.precision for step in steps.values()), equal)
         moment = zip_map(mixed, now.moment, mean_moment, total.moment)
         found = zip_map(mixed, now.precision, mean_precision, total.precision)
-        return duals, moment, zip_map(lambda s: s + self.prior, found)
+        after = state._replace(duals=state.duals.replaced(rows), total=sums)
+        return after, moment, zip_map(lambda s: s + self.prior, found)
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         return [Diagonal(*report) for report in reports]
@@ -173,4 +180,4 @@ class BayesADMM(Method):
 
 def _owners(server: Server) -> int:
     """N, the clients that have data."""
-    return sum(size > 0 for size in server.sizes)
+    return len(server.sizes) - server.sizes.count(0)

@@ -54,6 +54,7 @@ from fl_lightning.rules.implicit import ImplicitPenalty
 from fl_lightning.rules.ivon import require_own_momentum, require_settings
 from fl_lightning.rules.rule import Rule
 from fl_lightning.rules.usual import usual
+from fl_lightning.running_total import RunningTotal
 from fl_lightning.task import Weights
 from fl_lightning.training import Training, require_samples_of_sgd, require_sgd
 
@@ -66,12 +67,14 @@ class State(NamedTuple):
         precision: S_S.
         origin: x_0.
         factors: v_n and V_n of every client that was seen; empty without factors.
+        total: Their sums; empty without factors.
     """
 
     params: Params
     precision: Params
     origin: Params
     factors: ClientMemory[Factor] | tuple[()]
+    total: RunningTotal[Factor] | tuple[()]
 
 
 @dataclass(frozen=True)
@@ -153,8 +156,10 @@ class EP(Method):
 
     def init(self, params: Params, num_clients: int) -> State:
         precision = zip_map(lambda p: torch.full_like(p, self.prior), params)
-        factors = ClientMemory.blank(Factor.flat(params)) if self.memory == "ep" else ()
-        return State(params, precision, params, factors)
+        if self.memory != "ep":
+            return State(params, precision, params, (), ())
+        flat = Factor.flat(params)
+        return State(params, precision, params, ClientMemory.blank(flat), RunningTotal.of_nobody(flat))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         factors = [self._factor(state, n, share) for n, share in zip(cohort.members, cohort.shares, strict=True)]
@@ -198,25 +203,24 @@ class EP(Method):
         return Report(cast_like(samples.mean, local.params), cast_like(precision, local.params))
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
-        factors, origin, moment, found = self._product(state, cohort, reports)
+        state, origin, moment, found = self._product(state, cohort, reports)
         precision = zip_map(lambda s: s.clamp(min=self.prior), found)
         params = zip_map(lambda x, v, s: x.double() + torch.where(s > 0, v / s, 0.0), origin, moment, precision)
-        return State(cast_like(params, state.params), cast_like(precision, state.params), state.origin, factors)
+        return state._replace(params=cast_like(params, origin), precision=cast_like(precision, origin))
 
-    def _product(
-        self, state: State, cohort: Cohort, reports: Sequence[Report]
-    ) -> tuple[ClientMemory[Factor] | tuple[()], Params, Params, Params]:
-        """The factors after a round, the point around which the server is written, its moment, and its precision.
+    def _product(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> tuple[State, Params, Params, Params]:
+        """The state with the factors after a round, the point around which the server is written, moment and precision.
 
         In float64; factors may be negative, so that the precision may lie below the prior.
         """
         rate, before = self._rate(cohort), Diagonal(state.params, state.precision)
         tilted = {n: Diagonal(*report) for n, report in sorted(zip(cohort.members, reports, strict=True))}
-        factors: ClientMemory[Factor] | tuple[()] = ()
-        if isinstance(state.factors, ClientMemory):
+        if isinstance(state.factors, ClientMemory) and isinstance(state.total, RunningTotal):
             old, origin = state.factors, state.origin
-            new = old.replaced({n: old[n].moved(change(q, before, origin), rate) for n, q in tilted.items()})
-            factors, (moment, found) = new, new.total()
+            rows = {n: old[n].moved(change(q, before, origin), rate) for n, q in tilted.items()}
+            total = state.total.changed(old, rows)
+            state = state._replace(factors=old.replaced(rows), total=total)
+            moment, found = total.rounded()
             precision = zip_map(lambda v: v.double() + self.prior, found)
         else:  # around mu_S itself, where the server's own moment is zero
             origin = state.params
@@ -224,7 +228,7 @@ class EP(Method):
             moment = weighted_sum((c.moment for c in changes), [rate] * len(changes))
             found = weighted_sum((c.precision for c in changes), [rate] * len(changes))
             precision = zip_map(lambda s, v: s.double() + v, state.precision, found)
-        return factors, origin, moment, precision
+        return state, origin, moment, precision
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         return [Diagonal(*report) for report in reports]

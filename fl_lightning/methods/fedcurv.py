@@ -20,7 +20,7 @@ The authors published no code. Where others' code differs from the paper, we fol
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
 from fl_lightning.params import Params, average, flatten, zeros, zip_map
 from fl_lightning.penalty import Penalty, overshoot_advice
+from fl_lightning.running_total import RunningTotal
 from fl_lightning.task import Weights
 from fl_lightning.training import Training
 
@@ -52,10 +53,14 @@ class Own(NamedTuple):
 
 
 class State(NamedTuple):
-    """The server's model theta_S and, for each client, u_n and v_n; zeros for a client that does not count."""
+    """The server's model theta_S and, for each client, u_n and v_n; zeros for a client that does not count.
+
+    Beside them their sums U and V.
+    """
 
     params: Params
     clients: ClientMemory[Own]
+    total: RunningTotal[Own]
 
 
 class Report(NamedTuple):
@@ -114,6 +119,8 @@ class FedCurv(Method):
             clients that ever took part.
     """
 
+    version: ClassVar[int] = 2
+
     strength: float = 1.0
     fisher: FisherKind = "per_sample"
     memory: Literal["last_round", "all"] = "last_round"
@@ -129,10 +136,10 @@ class FedCurv(Method):
         )
 
     def init(self, params: Params, num_clients: int) -> State:
-        return State(params, _nothing(params))
+        return State(params, *_nothing(params))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
-        total = state.clients.total()
+        total = state.total.rounded()
         own = state.clients.stacked(cohort.members)
         return Context(state.params, Shared(total.fisher, total.moment, cohort.round), own)
 
@@ -155,8 +162,8 @@ class FedCurv(Method):
         }
         # With memory of the last round a client that did not take part has zeros: it is neither part of the sums nor
         # subtracted from them.
-        kept = state.clients if self.memory == "all" else _nothing(state.params)
-        return State(params, kept.replaced(sent))
+        kept, total = (state.clients, state.total) if self.memory == "all" else _nothing(state.params)
+        return State(params, kept.replaced(sent), total.changed(kept, sent))
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
@@ -164,12 +171,13 @@ class FedCurv(Method):
         if not cohort.training.is_sgd:
             return {}
         # The next cohort is not known yet: the worst client with data. SGD on the penalty overshoots above 1.
-        total, clients = after.clients.total().fisher, after.clients
-        others = (n for n, size in enumerate(cohort.server.sizes) if size > 0 and n not in clients)
-        if next(others, None) is not None:  # it is pulled by the whole sum, of terms that are not negative
+        total, clients = after.total.rounded().fisher, after.clients
+        others = (n for n, size in enumerate(cohort.server.sizes) if size > 0 and n not in cohort.members)
+        if next(others, None) is None:
+            left = (zip_map(torch.sub, total, clients[n].fisher) for n in cohort.members)
+            largest = max(float(flatten(one).max()) for one in left)
+        else:  # it is pulled by at most the whole sum, of terms that are not negative
             largest = float(flatten(total).max())
-        else:
-            largest = max(float(flatten(zip_map(torch.sub, total, clients[n].fisher)).max()) for n in clients.seen)
         return {"prior_stability": 2 * cohort.training.lr * self.strength * largest}
 
     def advice(self, metrics: Mapping[str, float]) -> str:
@@ -180,6 +188,7 @@ class FedCurv(Method):
         return 1
 
 
-def _nothing(params: Params) -> ClientMemory[Own]:
-    """The memory before anybody has sent anything."""
-    return ClientMemory.blank(Own(zeros(params), zeros(params)))
+def _nothing(params: Params) -> tuple[ClientMemory[Own], RunningTotal[Own]]:
+    """The memory before anybody has sent anything, and its sum."""
+    row = Own(zeros(params), zeros(params))
+    return ClientMemory.blank(row), RunningTotal.of_nobody(row)

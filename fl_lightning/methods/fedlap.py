@@ -30,14 +30,16 @@ from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method
 from fl_lightning.params import Params, flatten, zeros, zip_map
 from fl_lightning.penalty import Penalty, Quadratic, overshoot_advice
+from fl_lightning.running_total import RunningTotal
 
 
 class State(NamedTuple):
-    """The server's model mu_S, the mean x_0 of the prior, and every client's share v_n of the model."""
+    """The server's model mu_S, the mean x_0 of the prior, every client's share v_n of the model, and sum_n v_n."""
 
     params: Params
     prior: Params
     clients: ClientMemory[Params]
+    total: RunningTotal[Params]
 
 
 class Own(NamedTuple):
@@ -74,7 +76,8 @@ class FedLap(Method):
         )
 
     def init(self, params: Params, num_clients: int) -> State:
-        return State(params, dict(params), ClientMemory.blank(zeros(params)))
+        nothing = zeros(params)
+        return State(params, dict(params), ClientMemory.blank(nothing), RunningTotal.of_nobody(nothing))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         device = next(iter(state.params.values())).device
@@ -99,10 +102,9 @@ class FedLap(Method):
             n: zip_map(renewed, state.clients[n], report.params, state.params)
             for n, report in zip(cohort.members, reports, strict=True)
         }
-        clients = state.clients.replaced(rows)
-        # Added up anew in every round: sums of changes would drift away from the shares.
-        params = zip_map(lambda x, v: (x.double() + v.double()).to(x.dtype), state.prior, clients.total())
-        return State(params, state.prior, clients)
+        total = state.total.changed(state.clients, rows)
+        params = zip_map(lambda x, v: (x.double() + v.double()).to(x.dtype), state.prior, total.rounded())
+        return State(params, state.prior, state.clients.replaced(rows), total)
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

@@ -131,11 +131,11 @@ class Parallel(Engine):
         if sent.dataset is not dataset:
             sent.dataset, sent.problem = dataset, None
             sent.dataset_reference = ray.put(_packed(dataset, "the data", {}, device))
-        problem = Problem(hooks, task, finish, TorchSettings.of_this_process(self.threads))
+        problem = Problem(hooks, task, finish, TorchSettings.of_this_process(self.threads), self.engine)
         if sent.problem is None or any(
             mine is not its for mine, its in zip(problem[:3], sent.problem[:3], strict=True)
         ):
-            parcel = _packed(problem, "the method or the model", {"dataset": dataset}, device)
+            parcel = _packed(problem, "the method, the model or the engine", {"dataset": dataset}, device)
             sent.problem, sent.references = problem, [sent.dataset_reference, ray.put(parcel)]
             sent.seconds_per_work = None
         return sent.references

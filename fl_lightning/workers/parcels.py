@@ -23,10 +23,11 @@ ALIGNMENT = 64
 
 
 class Parcel(NamedTuple):
-    """A packed object: the pickled rest, and the tensors."""
+    """A packed object: the pickled rest, the tensors, and hashes of the plug-ins whose classes may be in it."""
 
     rest: bytes
     arrays: list[NDArray[Any]]
+    plugins: dict[str, str]
 
 
 class Layout(NamedTuple):
@@ -87,7 +88,7 @@ def pack(value: Any, known: Mapping[str, Any], device: torch.device) -> Parcel:
 
     file = io.BytesIO()
     Packer(file).dump(value)  # type: ignore[no-untyped-call]
-    return Parcel(file.getvalue(), arrays)
+    return Parcel(file.getvalue(), arrays, discovery.imported_plugins())
 
 
 def unpack(parcel: Parcel, known: Mapping[str, Any], device: torch.device, views: bool = False) -> Any:
@@ -98,12 +99,15 @@ def unpack(parcel: Parcel, known: Mapping[str, Any], device: torch.device, views
         known: What this process has, by name.
         device: Where tensors go that lay on the sender's.
         views: Whether tensors may be views of Ray's memory, which nobody may write to. Otherwise they are copies.
+
+    Raises:
+        UserError: If it needs a plug-in that this process does not see, or of which it has another one.
     """
     rebuilt: dict[int, Tensor] = {}
 
     class Unpacker(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
-            discovery.ensure_imported(module)
+            discovery.ensure_imported(module, parcel.plugins.get(module))
             return super().find_class(module, name)
 
         def persistent_load(self, name: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from fl_lightning.cluster.connection import Resources, offers, passed_on, slots
 from fl_lightning.errors import require
 from fl_lightning.system import activity, interrupts
+from fl_lightning.workers.code import Code
+from fl_lightning.workers.nodes import check_nodes
 from fl_lightning.workers.worker import Failure, Worker
 
 Job = TypeVar("Job", bound=Hashable)
@@ -66,7 +68,7 @@ class Pool:
             self._dismiss(member)
 
     def prepare(self, problem: Sequence[Any]) -> None:
-        """Send a problem to all workers, and wait until one of them has it.
+        """Send a problem to all workers, and wait until one of them has it, and all nodes could use it.
 
         Args:
             problem: References to its parcels.
@@ -74,6 +76,7 @@ class Pool:
         Raises:
             UserError: If a worker cannot use it.
         """
+        check_nodes(self.resources, problem, passed_on())
         for _ in self.answers(problem, [], lambda actor, job: None):
             pass
 
@@ -160,7 +163,7 @@ class Pool:
     def _prepare(self, member: Member, problem: Sequence[Any]) -> None:
         if member.problem is not problem:
             member.problem = problem
-            member.preparing = member.actor.prepare.remote(problem, passed_on())
+            member.preparing = member.actor.prepare.remote(problem, passed_on(), Code.here())
 
     def _dismiss(self, member: Member) -> None:
         import ray

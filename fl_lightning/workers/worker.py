@@ -17,6 +17,7 @@ from fl_lightning.errors import Diverged, UserError, require
 from fl_lightning.method import ClientHooks, Context
 from fl_lightning.params import Params
 from fl_lightning.task import Task
+from fl_lightning.workers.code import Code
 from fl_lightning.workers.parcels import Parcel, pack, unpack
 
 
@@ -46,12 +47,16 @@ class TorchSettings(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What all rounds of a run have in common."""
+    """What all rounds of a run have in common.
+
+    The engine comes anew with every round; it is here so that what cannot be used is refused before the first.
+    """
 
     hooks: ClientHooks
     task: Task
     finish: Finisher[Any]
     settings: TorchSettings
+    engine: Engine
 
 
 class Start(NamedTuple):
@@ -121,15 +126,17 @@ class Worker:
         self._on_gpu = on_gpu
         self._kept: dict[str, Kept] = {}
 
-    def prepare(self, problem: Sequence[Any], variables: Mapping[str, str]) -> Failure | None:
+    def prepare(self, problem: Sequence[Any], variables: Mapping[str, str], code: Code) -> Failure | None:
         """Unpack data and model; refuses what this process cannot use.
 
         Args:
             problem: References to the parcels of the data and of the problem.
             variables: Of the environment, as the driver has them.
+            code: What the driver computes with.
         """
         os.environ.update(variables)
         try:
+            code.check()
             self._problem(problem)
         except Exception as error:
             return _failure(error)
@@ -147,7 +154,7 @@ class Worker:
             For every group what `finish` has made of its clients, or a `Failure`.
         """
         try:
-            (hooks, task, finish, _), dataset, device = self._problem(problem)
+            (hooks, task, finish, *_), dataset, device = self._problem(problem)
             known = {"task": task, "dataset": dataset}
             engine, context, buffers = self._keep("start", start[0], known, device, views=True)
             mine: Sequence[Group] = unpack(groups, known, device, views=True)

@@ -98,7 +98,8 @@ def test_5_identity_at_its_level_averages_the_models():
     state = method.init(ORIGIN, 3)
     level = {"w": torch.full((3,), 0.3 * 6, dtype=torch.float64)}
     rows = {n: state.factors[n]._replace(precision=level) for n in range(3)}
-    state = state._replace(factors=state.factors.replaced(rows), precision={"w": 3 * level["w"]})
+    total = state.total.changed(state.factors, rows)
+    state = state._replace(factors=state.factors.replaced(rows), total=total, precision={"w": 3 * level["w"]})
     cohort = cohort_of(range(3), sizes)
     context = method.broadcast(state, cohort)
     models, reports = [], []
@@ -190,7 +191,8 @@ def test_a_factor_beyond_the_whole_is_clipped_and_counted():
     same = [Report(state.params, state.precision)] * 2
     assert method.diagnose(state, cohort_of((0, 1)), same, state)["cavity_clips"] == [0.0, 0.0]
     too_much = state.factors[1]._replace(precision={"w": state.precision["w"] + torch.tensor([1.0, -5.0, 0.5])})
-    state = state._replace(factors=state.factors.replaced({1: too_much}))
+    total = state.total.changed(state.factors, {1: too_much})
+    state = state._replace(factors=state.factors.replaced({1: too_much}), total=total)
     cohort = cohort_of((0, 1))
     assert method.diagnose(state, cohort, same, state)["cavity_clips"] == [0.0, 2.0]
     pull = method.penalty(method.broadcast(state, cohort).of_member(1))

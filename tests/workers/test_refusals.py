@@ -16,6 +16,7 @@ from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.loop import federate
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.workers.code import Code
 from fl_lightning.workers.crew import Workers
 from fl_lightning.workers.parallel import Parallel
 from tests.cases import equal_bits, final, ragged
@@ -78,7 +79,7 @@ class Locked(FedAvg):
 
 def test_a_method_that_cannot_be_sent(two):
     check_refused(
-        "the method or the model cannot be sent to workers .*cannot pickle '_thread.lock'",
+        "the method, the model or the engine cannot be sent to workers .*cannot pickle '_thread.lock'",
         method=Locked(),
         engine=Parallel(Functional(chunk=1), two),
     )
@@ -95,6 +96,43 @@ def test_plugins_must_be_visible_to_workers(two, plugins):
     assert equal_bits(final(ragged().run(methods[0], engine)), final(here))
     match = rf"the plug-in gone_for_workers.py is not visible to .* in {plugins}; keep it where all nodes see it"
     check_refused(match, method=methods[1], engine=engine)
+
+
+def test_plugins_must_be_the_same_for_workers(two, plugins):
+    file = plugins / "other_for_workers.py"
+    file.write_text(PLUGIN)
+    method = discovery.find("methods", "other_for_workers")()
+    file.write_text(PLUGIN + "\n# somebody has edited it since\n")
+    check_refused(
+        r"expected the plug-in other_for_workers.py on .* \(hash \w{12}\), got another one \(hash \w{12}, in "
+        rf"{plugins}\); keep it where all nodes see it, or copy it there",
+        method=method,
+        engine=Parallel(Functional(chunk=1), two),
+    )
+
+
+def test_an_engine_must_be_visible_to_workers(two, plugins):
+    """Although an engine travels with every round anew, it is looked for before the first."""
+    file = plugins / "engine_for_workers.py"
+    file.write_text(
+        "from dataclasses import dataclass\n\nfrom fl_lightning.engines.engine import Engine\n"
+        "from fl_lightning.engines.functional import Functional\n\n\n"
+        "@dataclass(frozen=True)\nclass Mine(Functional):\n    pass\n"
+    )
+    inner = discovery.find("engines", "engine_for_workers")(chunk=1)
+    file.unlink()
+    case = ragged()
+    with pytest.raises(UserError, match=r"the plug-in engine_for_workers.py is not visible to .*; keep it where"):
+        Parallel(inner, two).prepare(FedAvg(), case.task(), case.dataset, iter)
+
+
+def test_workers_compute_with_the_same_code(two, monkeypatch):
+    mine = Code.here()
+    monkeypatch.setattr(Code, "here", lambda: mine._replace(files="0" * 8))
+    check_refused(
+        r"expected fl_lightning \S+ \(files 00000000\) and torch \S+ on .*, got fl_lightning .*; install the same",
+        engine=Parallel(Functional(chunk=1), two),
+    )
 
 
 def test_a_class_of_a_notebook_travels_with_its_code(two):
