@@ -43,10 +43,12 @@ SYSTEM_FOLDER = "tests/faults/"  # what is slow in it
 # What takes seconds, too: the store of runs.
 SLOW_FIXTURES = {"empty_store"}
 LARGE_STORE = "smoke_store"
-COUNTED_CASES = 3
+COUNTED_CASES = 2
 # All tests of a folder have one Ray; the many of a file have nothing in common.
 SHARED_CLUSTER = "tests/workers/"
-APART = {"tests/methods/test_contract.py", "tests/test_golden.py", "tests/faults/test_kill.py"}
+APART = {"tests/test_golden.py", "tests/faults/test_kill.py"}
+# Those of one method are compared with the same runs.
+BY_METHOD = "tests/methods/test_contract.py"
 
 
 def pytest_collection_finish():
@@ -133,6 +135,8 @@ def pytest_xdist_make_scheduler(config, log):
             file = nodeid.partition("::")[0]
             if file.startswith(SHARED_CLUSTER):
                 return SHARED_CLUSTER
+            if file == BY_METHOD:
+                return nodeid.partition(": ")[0]
             return nodeid if file in APART else file
 
     config.option.loadscopereorder = False  # the order is that of the collection
