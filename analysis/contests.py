@@ -177,7 +177,7 @@ def best_of_grid(
     table.attrs = {}  # and so would these
     rows: list[dict[str, Any]] = []
     for contest in _groups(table, keys):
-        found = [_chosen(case, settings, chosen_by) for case in _groups(contest, ["case"])]
+        found = [_chosen(case, settings, metric, chosen_by) for case in _groups(contest, ["case"])]
         mine = [one for one in found if one is not None]
         # A picture that shows a tuned setting compares settings, of which only the best has fresh seeds.
         needed = [one for one in mine if len(one.good)]
@@ -201,7 +201,7 @@ class _Chosen(NamedTuple):
         tried: How many settings there were.
         diverged: How many of them diverged for some seed.
         incomplete: How many lack seeds.
-        scores: The means of all that were eligible, large if good, by which the choice was made, with their runs.
+        scores: The means of all that were eligible, large if good, by which the choice was made, and of the metric.
     """
 
     runs: pd.DataFrame
@@ -210,33 +210,42 @@ class _Chosen(NamedTuple):
     tried: int
     diverged: int
     incomplete: int
-    scores: list[tuple[float, pd.DataFrame]]
+    scores: list[tuple[float, float]]
 
 
-def _chosen(case: pd.DataFrame, settings: Sequence[str], chosen_by: str) -> _Chosen | None:
-    is_fresh = case["confirms"].astype(bool) if "confirms" in case else pd.Series(False, case.index)
-    known = case["ended"] | case["status"].eq("diverged")
+def _chosen(case: pd.DataFrame, settings: Sequence[str], metric: str, chosen_by: str) -> _Chosen | None:
     # In the order in which they were tried, which decides between equals.
     numbers = case.groupby(list(settings), dropna=False, sort=False).ngroup() if settings else pd.Series(0, case.index)
-    groups = [case.loc[~is_fresh & numbers.eq(number)] for number in numbers.loc[~is_fresh].unique()]
-    if not groups:
+    # Of arrays, since a table of its own for each of thousands of settings takes seconds.
+    setting, seed = numbers.to_numpy(), case["seed"].to_numpy()
+    is_fresh = case["confirms"].astype(bool).to_numpy() if "confirms" in case else np.zeros(len(case), bool)
+    has_ended, has_diverged = case["ended"].to_numpy(bool), case["status"].eq("diverged").to_numpy(bool)
+    groups = pd.unique(setting[~is_fresh])
+    if not len(groups):
         return None
-    ended = [
-        group.loc[group["ended"] & group[chosen_by].notna()].drop_duplicates("seed", keep="last") for group in groups
-    ]
-    diverged = [int(group.loc[group["status"].eq("diverged"), "seed"].nunique()) for group in groups]
+    is_good = has_ended & case[chosen_by].notna().to_numpy() & ~is_fresh
+    is_good[is_good] = ~pd.DataFrame({0: setting[is_good], 1: seed[is_good]}).duplicated(keep="last").to_numpy()
+    values, shown_values = case[chosen_by].to_numpy(), case[metric].to_numpy()
+    good = [np.flatnonzero(is_good & (setting == number)) for number in groups]
+    is_lost = has_diverged & ~is_fresh
+    lost = [len(set(seed[is_lost & (setting == number)])) for number in groups]
     way = sign(chosen_by)
-    tried = [best.Tried(good[chosen_by].tolist(), lost, way) for good, lost in zip(ended, diverged, strict=True)]
+    tried = [best.Tried(values[rows].tolist(), seeds, way) for rows, seeds in zip(good, lost, strict=True)]
     complete = best.complete(tried)
     place = best.best(tried) or 0
+    is_best = setting == groups[place]
     return _Chosen(
-        runs=groups[place],
-        good=ended[place],
-        fresh=case.loc[known & is_fresh & numbers.eq(numbers[groups[place].index[0]])],
+        runs=case.loc[is_best & ~is_fresh],
+        good=case.iloc[good[place]],
+        fresh=case.loc[(has_ended | has_diverged) & is_best & is_fresh],
         tried=len(groups),
         diverged=sum(one.diverged > 0 for one in tried),
         incomplete=sum(not whole and one.diverged == 0 for one, whole in zip(tried, complete, strict=True)),
-        scores=[(way * one.mean, good) for one, good, whole in zip(tried, ended, complete, strict=True) if whole],
+        scores=[
+            (way * one.mean, float(pd.Series(shown_values[rows]).mean()))
+            for one, rows, whole in zip(tried, good, complete, strict=True)
+            if whole
+        ],
     )
 
 
@@ -249,7 +258,7 @@ def _described(
         good = runs.loc[runs["ended"] & runs[metric].notna()].drop_duplicates("seed", keep="last")
     first = one.runs.iloc[0]
     scores = [*(score for score, _ in one.scores), *[-math.inf] * one.diverged]
-    means = [*(float(group[metric].mean()) for _, group in one.scores), *[0.0] * one.diverged]
+    means = [*(mean for _, mean in one.scores), *[0.0] * one.diverged]
     return {
         **{key: first[key] for key in keys},
         "case": first["case"],

@@ -1,5 +1,8 @@
 """Settings for all tests."""
 
+import functools
+import gc
+import importlib
 import inspect
 import os
 import shutil
@@ -7,18 +10,33 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"  # several workers share few cores; inherited by the processes that tests start
-
 import filelock
 import pytest
-import torch
 
-import fl_lightning  # noqa: F401 - before Lightning: it mends torchvision beside a CPU-only torch
-from fl_lightning.runs import files, store
 from fl_lightning.system import tiles
 
-torch.set_num_threads(1)
-tiles.avoid_broken()  # before anything is computed in this process
+os.environ["OMP_NUM_THREADS"] = "1"  # several workers share few cores; inherited by the processes that tests start
+tiles.avoid_broken()  # before anything is computed in this process, or in those that it starts
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+# What most tests import. xdist's workers do it at once, before lines are counted, which makes imports take twice as
+# long; their controller imports nothing of it: the workers start after it.
+LIBRARIES = (
+    "hypothesis.strategies",  # first, since it looks for garbage
+    "fl_lightning",  # before Lightning: it mends torchvision beside a CPU-only torch
+    "torch",
+    "pytorch_lightning",
+    "matplotlib.backends.backend_agg",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "pandas",
+    "pyarrow.parquet",
+    "ray.tune",
+    "scipy.signal",
+    "sklearn.datasets",
+)
+if IS_WORKER:
+    gc.disable()  # the collection makes a million objects, and no garbage: to look for it takes seconds, every time
+    for library in LIBRARIES:
+        importlib.import_module(library)
 
 # Whole programs, as a user has them: processes, clusters, servers, browsers, notebooks.
 SYSTEM_MODULES = {"multiprocessing", "nbclient", "ray", "selenium", "subprocess"}
@@ -27,10 +45,21 @@ SYSTEM_FIXTURES = {"ray_here"}
 SYSTEM_FOLDER = "tests/faults/"  # what is slow in it
 # What takes seconds, too: the store of runs.
 SLOW_FIXTURES = {"empty_store"}
-COUNTED_CASES = 3
+LARGE_STORE = "smoke_store"
+COUNTED_CASES = 2
 # All tests of a folder have one Ray; the many of a file have nothing in common.
 SHARED_CLUSTER = "tests/workers/"
-APART = {"tests/methods/test_contract.py", "tests/test_golden.py", "tests/faults/test_kill.py"}
+APART = {"tests/test_golden.py", "tests/faults/test_kill.py"}
+# Those of one method are compared with the same runs.
+BY_METHOD = "tests/methods/test_contract.py"
+
+
+def pytest_collection_finish():
+    """Garbage is what tests make; it is looked for now and then, and not among what was there before."""
+    if IS_WORKER:
+        gc.freeze()
+        gc.set_threshold(20_000, 10, 10)
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items):
@@ -39,18 +68,16 @@ def pytest_collection_modifyitems(items):
     `make system` runs the former, `make test` all others, and counts lines in a few cases of those that are not slow,
     which `make quick` runs alone.
 
-    In xdist's workers slow ones come first: the many that take no time fill up the end, where nobody shall wait.
+    In xdist's workers slow ones come first: the many that take no time fill up the end, where nobody shall wait. Of
+    those that look at the store that takes longest to fill, one file comes first, and the others when it is there.
     """
     times = Counter()
     for item in items:
-        names = vars(getattr(item, "module", None) or object).values()
-        uses = {getattr(value, "__name__", "").partition(".")[0] for value in names if inspect.ismodule(value)}
-        helpers = {getattr(value, "__module__", None) for value in names}
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & SLOW_FIXTURES:
             item.add_marker(pytest.mark.slow)
         is_slow_fault = item.nodeid.startswith(SYSTEM_FOLDER) and item.get_closest_marker("slow")
-        if uses & SYSTEM_MODULES or helpers & SYSTEM_HELPERS or fixtures & SYSTEM_FIXTURES or is_slow_fault:
+        if starts_programs(getattr(item, "module", None)) or fixtures & SYSTEM_FIXTURES or is_slow_fault:
             item.add_marker(pytest.mark.system)
         if item.get_closest_marker("system"):
             item.add_marker(pytest.mark.slow)
@@ -60,8 +87,45 @@ def pytest_collection_modifyitems(items):
         # one test run the same ones.
         if item.get_closest_marker("slow") or times[function] > COUNTED_CASES:
             item.add_marker(pytest.mark.no_cover)
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if IS_WORKER:
+        items.sort(key=turn_of(items))
+
+
+@functools.cache
+def starts_programs(module):
+    """Whether a file of tests imports what starts whole programs."""
+    values = vars(module or object).values()
+    uses = {getattr(value, "__name__", "").partition(".")[0] for value in values if inspect.ismodule(value)}
+    helpers = {getattr(value, "__module__", None) for value in values}
+    return bool(uses & SYSTEM_MODULES or helpers & SYSTEM_HELPERS)
+
+
+def turn_of(items):
+    """How early a test shall come."""
+    look = {item: LARGE_STORE in getattr(item, "fixturenames", ()) for item in items}
+    first = next((item.path for item in items if look[item]), None)
+
+    def turn(item):
+        if look[item]:
+            return 0 if item.path == first else 2
+        return 1 if item.get_closest_marker("slow") else 3
+
+    return turn
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Lines are not counted in what is set up for slow tests either; pytest-cov itself leaves out the test alone."""
+    plugin = item.config.pluginmanager.getplugin("_cov")
+    counting = plugin and plugin.cov_controller
+    if not counting or item.get_closest_marker("no_cover") is None:
+        return (yield)
+    counting.pause()
+    try:
+        return (yield)
+    finally:
+        if not counting.started:  # since no test was run
+            counting.resume()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -74,6 +138,8 @@ def pytest_xdist_make_scheduler(config, log):
             file = nodeid.partition("::")[0]
             if file.startswith(SHARED_CLUSTER):
                 return SHARED_CLUSTER
+            if file == BY_METHOD:
+                return nodeid.partition(": ")[0]
             return nodeid if file in APART else file
 
     config.option.loadscopereorder = False  # the order is that of the collection
@@ -103,6 +169,7 @@ def _new_stores_are_copies(tmp_path_factory):
     """New stores of this process have their tables already; how they are made is seen in tests/faults/test_new_store,
     in processes of their own.
     """
+    from fl_lightning.runs import store
 
     def create(database, fill):
         def fill_copy(uri):
@@ -136,6 +203,8 @@ def _nobody_waits_for_the_disk():
 @pytest.fixture(scope="session", autouse=True)
 def _pictures_are_drawn_once():
     """The two of a run take longer than all else of a small one: those of the first of its kind stand for others'."""
+    from fl_lightning.runs import files
+
     drawn = {}
 
     def write(config, counts, history, folder, pictures):

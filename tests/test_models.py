@@ -108,6 +108,7 @@ def test_the_cnn_pools_before_its_relu_without_a_difference():
 SMALL = {"name": "shufflenet_v2_x0_5"}  # trained in no time
 
 
+@pytest.mark.slow
 def test_torchvision_keeps_the_promises_of_models():
     check_model(partial(Torchvision, **SMALL), [((2, 16, 16), 3)])
 

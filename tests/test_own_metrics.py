@@ -78,6 +78,7 @@ def test_names_with_a_slash_stay_when_a_run_goes_on_and_are_none_of_the_posterio
     assert {name: stored[name] for name in OWN} == {name: again.final[name] for name in OWN}
 
 
+@pytest.mark.slow
 def test_a_last_round_that_is_none_any_more_loses_what_was_measured_there(tmp_path):
     changes = {"evaluation.every": 2, "federation.rounds": 3}
     short = experiment.run(configure(SETTINGS | changes), tmp_path / "runs")

@@ -77,6 +77,7 @@ def test_several_values_stand_side_by_side(call):
     assert [one["hash"] for one in shown] == [row[-1] for row in rows[3:9]]
 
 
+@pytest.mark.slow
 def test_seeds_and_kinds_can_be_varied_too(call):
     shown = json.loads(call("--seed", "0,1", "--data.partition", "iid,shards,iid", "--json")[1])["partitions"]
     assert [(one["settings"]["seed"], one["settings"]["data.partition"]) for one in shown] == [
@@ -100,6 +101,7 @@ def test_many_clients_end_with_a_word(call):
     assert len(json.loads(call("--data.clients", "150", "--json")[1])["partitions"][0]["clients"]["samples"]) == 150
 
 
+@pytest.mark.slow
 def test_feature_skew_is_shown(call):
     _, text, _ = call("--data.clients", 3, "--data.feature_skew", "rotation", "--data.skew_strength", 45)
     lines = text.splitlines()

@@ -120,6 +120,7 @@ def distance_to_ridge(one, two, place):
     return best
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     size=st.integers(1, 3),
@@ -140,6 +141,7 @@ def test_every_critical_point_lies_on_the_ridge(size, seed, scale, weight, start
     assert min(np.linalg.norm(point.place - place.numpy()) for point in known) < 1e-6
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(size=st.integers(1, 3), seed=st.integers(0, 10_000), scale=st.floats(0.2, 4.0), weight=st.floats(0.1, 0.9))
 def test_critical_points_are_critical_and_start_and_end_with_modes(size, seed, scale, weight):

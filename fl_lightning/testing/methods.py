@@ -170,7 +170,7 @@ def engines_agree_on_choice(method: Method, engine: str, choice: Mapping[str, An
 def a_small_problem_is_accepted(method: Method) -> None:
     """A method that refuses every problem would otherwise pass, since a refusal breaks no promise."""
     try:
-        ragged().run(method, rounds=1)
+        _problem().run(method, rounds=1)
     except UserError as refusal:
         raise Broken(f"nothing can be checked, because the method refuses a small network: {refusal}") from refusal
 
@@ -178,7 +178,7 @@ def a_small_problem_is_accepted(method: Method) -> None:
 def hooks_change_no_inputs(method: Method) -> None:
     """No hook writes to what it is given, nor to the method itself."""
     kept, twin = deepcopy(method), watched(method)
-    for record in ragged().run(twin):
+    for record in _problem().run(twin):
         before, after = record.before.state, record.after.state
         twin.diagnose(before, record.cohort, record.reports, after)
         twin.posteriors(record.cohort, record.reports)
@@ -187,7 +187,7 @@ def hooks_change_no_inputs(method: Method) -> None:
 
 def a_run_leaves_no_trace(method: Method) -> None:
     """Task and data are after a run what they were before it, and a second run on them has the same numbers."""
-    case = ragged()
+    case = _problem()
     task, data = case.task(), [case.dataset.train_x, case.dataset.train_y, case.clients, case.holdout]
     kept = copied((task.initial, data))
     first = copied(final(case.go_on(method, task=task)))
@@ -206,7 +206,7 @@ def going_on_after_any_round_changes_nothing(method: Method) -> None:
 
 def results_do_not_depend_on_other_runs(method: Method) -> None:
     """Neither on what else ran in the process, nor on torch's global stream of random numbers."""
-    case = ragged()
+    case = _problem()
     alone = final(case.run(method))
     torch.rand(7)
     for other in OTHERS:
@@ -219,7 +219,7 @@ def results_do_not_depend_on_other_runs(method: Method) -> None:
 
 def clients_do_not_depend_on_each_other(method: Method) -> None:
     """A client's training is the same bits whoever else is in the cohort."""
-    case = ragged()
+    case = _problem()
     together = case.run(method, rounds=1)[0]
     if len(together.clients) == 1:
         return
@@ -235,13 +235,13 @@ def clients_do_not_depend_on_each_other(method: Method) -> None:
 
 def rests_at_rate_zero(method: Method) -> None:
     """Clients that do not move leave the server where it is."""
-    records = ragged().run(method, lr=0.0)
+    records = _problem().run(method, lr=0.0)
     _close([(final(records), records[0].before.state.params)], "models before and after, at lr 0", ROUNDING)
 
 
 def penalties_are_differentiated_correctly(method: Method) -> None:
     """The closed-form gradient, the autograd node and plain SGD's shortcut all equal autograd of the value."""
-    last = ragged().run(method)[-1]
+    last = _problem().run(method)[-1]
     context = method.broadcast(last.before.state, last.cohort)
     for position, result in enumerate(last.clients):
         penalty = method.penalty(context.of_member(position))

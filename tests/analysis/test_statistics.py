@@ -163,6 +163,7 @@ def test_intervals_of_correlations_cover_as_often_as_they_say(groups, copies, rh
         assert false / draws < 0.07
 
 
+@pytest.mark.slow
 def test_seeds_taken_for_settings_would_find_correlations_that_are_not_there():
     rng = np.random.default_rng(11)
     draws, found = 100, np.zeros(2)

@@ -70,6 +70,7 @@ def test_a_method_keeps_its_promises(check):
         pytest.skip(f"refused: {refusal}")
 
 
+@pytest.mark.slow
 def test_no_method_leaves_anything_behind_for_another():
     """Forwards and backwards: between the two runs of each, every other one has run."""
     case = ragged().changed(rounds=1)

@@ -87,6 +87,7 @@ def test_fedprox_ends_elsewhere():
     assert float((end - best).abs().max()) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cohorts", [None, [[0, 1], [1, 2], [0, 2]]], ids=["full", "partial"])
 def test_weighting_by_samples_reaches_the_weighted_minimum(cohorts):
     curvatures, minima, sizes = *quadratic_clients(), [5, 10, 45]

@@ -76,6 +76,7 @@ def test_reaches_the_ridge_solution(uniform, cohorts):
         assert float((states[-1].params["w"] - expected).abs().max()) < 1e-10
 
 
+@pytest.mark.slow
 def test_at_the_solution_nothing_moves():
     curvatures, minima, sizes = *quadratic_clients(), [2, 3, 7]
     states = run_exactly(FedLap(5.0), curvatures, minima, 800, sizes)

@@ -125,6 +125,7 @@ def test_a_stronger_pull_keeps_clients_closer():
         assert all(b < a for a, b in zip(weaker, stronger, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [0.1, 2.0])
 def test_many_steps_reach_the_minimum_of_a_quadratic(mu):
     """L(y) = 1/2 (y - a)^T A (y - a) is least squares with A = X^T X / m and A a = X^T t / m."""

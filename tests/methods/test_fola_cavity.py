@@ -217,9 +217,9 @@ def test_it_finds_the_optimum_of_quadratic_losses(strength):
     squares = Squares()
     best = named(squares.optimum())
     with_cavity, without = (
-        largest_difference(final(squares.run(Fola(cavity=c, strength=strength), 400)), best) for c in (True, False)
+        largest_difference(final(squares.run(Fola(cavity=c, strength=strength), 100)), best) for c in (True, False)
     )
-    assert with_cavity < 1e-7
+    assert with_cavity < 1e-9
     assert without > 1e-2
 
 

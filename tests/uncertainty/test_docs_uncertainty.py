@@ -22,6 +22,7 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "uncertainty.md").read_te
 QUICK = ["--method", "fedavg", "--engine", "functional", "--model.hidden", "[8]", "--federation.rounds", "2", "--quiet"]
 
 
+@pytest.mark.slow
 def test_the_examples_work(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

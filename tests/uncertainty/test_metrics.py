@@ -152,6 +152,7 @@ def test_equal_scores_detect_nothing_and_reversed_ones_the_opposite():
     assert detection(inside, outside + 100) == {"AUROC": 1.0, "AUPR": 1.0, "FPR95": 0.0}
 
 
+@pytest.mark.slow
 def test_the_temperature_of_calibrated_logits_is_one_and_scaling_is_undone():
     logits, labels = predictions(samples=200_000, seed=5)
     one = best_temperature(logits, labels)

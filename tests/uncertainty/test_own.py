@@ -128,6 +128,7 @@ def test_a_run_and_what_is_measured_after_it_agree(out):
     assert not torch.allclose(usual.blocks[0].spectrum, posterior_of(during).blocks[0].spectrum)
 
 
+@pytest.mark.slow
 def test_the_prior_of_expectation_propagation_is_its_own_unless_another_is_asked_for(out):
     settings = SETTINGS | {"method": "ep", "method.prior": 0.25} | OWN | {"uncertainty.source": "ep"}
     result = experiment.run(configure(settings), out)
