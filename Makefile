@@ -5,7 +5,7 @@ INSTALLED := .venv/installed
 # Python 3.12 and later can tell which lines run at almost no cost.
 COVERAGE := COVERAGE_CORE=$(shell $(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 
-.PHONY: setup demo test system quick check docs golden bench chaos format clean
+.PHONY: setup demo test counted system quick check docs golden bench chaos format clean
 
 setup: $(INSTALLED)
 
@@ -19,12 +19,16 @@ $(INSTALLED): pyproject.toml
 demo: setup
 	$(BIN)/fl-lightning demo
 
-test: setup check
+# The checks take one core for more than a minute where mypy has no cache yet, so they run beside the tests.
+test: setup
+	$(MAKE) --no-print-directory --jobs=2 check counted
+
+counted:
 	$(COVERAGE) $(BIN)/python -m pytest --numprocesses=2 -m 'not system' --cov --cov-report=
 	@echo "lines of fl_lightning, tune and analysis that the fast tests run: $$($(BIN)/coverage report --format=total) %" \
 	    "(coverage report shows which are left)"
 
-# Whole programs: on clusters, in browsers, with servers; killed, with lost nodes and full disks.
+# Whole programs and studies: on clusters, in browsers, with servers; killed, with lost nodes and full disks.
 system: setup
 	$(BIN)/python -m pytest --numprocesses=2 -m system
 

@@ -38,14 +38,15 @@ if IS_WORKER:
     for library in LIBRARIES:
         importlib.import_module(library)
 
-# Whole programs, as a user has them: processes, clusters, servers, browsers, notebooks.
+LARGE_STORE = "smoke_store"
+# Whole programs and studies, as a user has them: processes, clusters, servers, browsers, notebooks, reports. The store
+# of all studies takes a minute to fill, which is spent once, where notebooks and browsers look at it.
 SYSTEM_MODULES = {"multiprocessing", "nbclient", "ray", "selenium", "subprocess"}
 SYSTEM_HELPERS = {"tests.processes", "tests.servers", "tests.tune.clusters"}
-SYSTEM_FIXTURES = {"ray_here"}
+SYSTEM_FIXTURES = {"ray_here", LARGE_STORE}
 SYSTEM_FOLDER = "tests/faults/"  # what is slow in it
 # What takes seconds, too: the store of runs.
 SLOW_FIXTURES = {"empty_store"}
-LARGE_STORE = "smoke_store"
 COUNTED_CASES = 2
 # All tests of a folder have one Ray; the many of a file have nothing in common.
 SHARED_CLUSTER = "tests/workers/"

@@ -5,9 +5,12 @@ import shlex
 import shutil
 from pathlib import Path
 
+import pytest
+
 from fl_lightning.__main__ import main
 from tests.analysis.conftest import without_ray
 
+pytestmark = pytest.mark.system  # all of a user's first hour
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 # What makes it small; everything else is as it stands there.
 SMALLER = {
