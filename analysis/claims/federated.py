@@ -76,8 +76,9 @@ def convergence(part: Part) -> Finding:
     """FOLA reaches thresholds before FedAvg, and ends higher than all others."""
     need_cases(part.runs, "FOLA", "FedAvg")
     need(part.lasts, "one round shows no convergence")
-    table = tables.accuracy_and_rounds(part.runs, part.rounds, part.thresholds)
-    keys = contests.conditions(part.runs)
+    runs = contests.final_stage(part.runs)  # shorter runs, by which settings were chosen, show nothing else
+    table = tables.accuracy_and_rounds(runs, part.rounds, part.thresholds)
+    keys = contests.conditions(runs)
     held: list[Statement] = []
     for condition in contests.groups(table, list(map(contests.symbol, keys))):
         rows = {str(row["case"]): row for _, row in condition.iterrows()}

@@ -59,6 +59,19 @@ def test_faster_and_higher():
     assert federated.convergence(part_of(swapped(rounds))).verdict == "not confirmed"
 
 
+def test_runs_that_only_chose_settings_are_no_evidence():
+    longer, shorter = (rounds_table(cases=("FedAvg", "FOLA"), seeds=20, rounds=rounds) for rounds in (15, 5))
+    shorter = swapped(shorter).assign(run_id=lambda table: "short " + table["run_id"])
+    tables = [table.assign(**{"federation.rounds": n}) for table, n in ((longer, 15), (shorter, 5))]
+    part = part_of(pd.concat(tables, ignore_index=True))
+    part.runs.attrs["stages"] = True
+    found = federated.convergence(part)
+    assert found.verdict == "confirmed"
+    assert not any("R = " in one.text for one in found.held)
+    part.runs.attrs["stages"] = False  # rounds that were compared
+    assert federated.convergence(part).verdict == "partly confirmed"
+
+
 def test_best_for_every_alpha():
     rounds = rounds_table(cases=("FedAvg", "FOLA"), alphas=(0.01, 0.1), seeds=20)
     assert federated.every_alpha(part_of(rounds)).verdict == "confirmed"
