@@ -124,51 +124,39 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
     per_epoch = plan.steps_per_epoch
     losses: list[Tensor] = []
     shares: list[float] = []
-
-    # A function, so that its gradients are gone when the next step asks for memory, and finds theirs in the cache.
-    def learn(index: int, x: Inputs, y: Tensor) -> None:
-        nonlocal rule, state, theta, trace
-        fraction = len(y) / size
-        if not plain and not own:
-            noise = plan.noise(index, params) if rule.draws else {}
-            if not training.is_steady:
-                rule = hooks.rule(training.at(index, plan.num_steps), context)
-            torch._foreach_copy_(values, list(rule.point(moving(theta, frozen), state, noise).values()))
-        squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
-        epoch, position = divmod(index, per_epoch)
-        loss = task.batch_loss(x, y, position)
-        grads = _gradients(loss, targets)
-        losses.append(loss.detach())
-        shares.append(fraction)
-        if plain:  # the penalty first: both gradients are taken at the same theta
-            if pull is not None:
-                pull(params)
-            torch._foreach_add_(values, grads, alpha=-training.lr)
-        elif own:
-            slopes = Slopes(dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta))
-            own.step(targets, list(slopes.total().values()), epoch, position, position == per_epoch - 1)
-        else:
-            slopes = Slopes(dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta))
-            updated, state = rule.step(moving(theta, frozen), state, slopes, noise, index)
-            theta = {**theta, **updated}
-        if observes:
-            grad = with_zeros(dict(zip(free, grads, strict=True)), params)
-            step = Step(index, theta, grad, squares, fraction, epoch, position == per_epoch - 1, losses[-1])
-            trace = hooks.observe(trace, step)
-
     with streams.global_noise(plan.seed, "noise", plan.round, data.client), _without_trainer(task, plan):
         for index, (x, y) in enumerate(plan.all_examples()):
-            learn(index, x, y)
+            fraction = len(y) / size
+            if not plain and not own:
+                noise = plan.noise(index, params) if rule.draws else {}
+                if not training.is_steady:
+                    rule = hooks.rule(training.at(index, plan.num_steps), context)
+                torch._foreach_copy_(values, list(rule.point(moving(theta, frozen), state, noise).values()))
+            squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
+            epoch, position = divmod(index, per_epoch)
+            loss = task.batch_loss(x, y, position)
+            grads = torch.autograd.grad(loss, targets, materialize_grads=True)
+            losses.append(loss.detach())
+            shares.append(fraction)
+            if plain:  # the penalty first: both gradients are taken at the same theta
+                if pull is not None:
+                    pull(params)
+                torch._foreach_add_(values, grads, alpha=-training.lr)
+            elif own:
+                slopes = Slopes(dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta))
+                own.step(targets, list(slopes.total().values()), epoch, position, position == per_epoch - 1)
+            else:
+                slopes = Slopes(dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta))
+                updated, state = rule.step(moving(theta, frozen), state, slopes, noise, index)
+                theta = {**theta, **updated}
+            if observes:
+                grad = with_zeros(dict(zip(free, grads, strict=True)), params)
+                step = Step(index, theta, grad, squares, fraction, epoch, position == per_epoch - 1, losses[-1])
+                trace = hooks.observe(trace, step)
     if not plain and not own:
         torch._foreach_copy_(values, list(moving(theta, frozen).values()))
     local = finished_client(task, plan, task.weights(), trace, () if is_usual(rule) else state)
     return Fit(local, mean_loss(losses, shares, plan.num_epochs))
-
-
-def _gradients(loss: Tensor, targets: Sequence[Tensor]) -> list[Tensor]:
-    """Of the loss; zero for what it does not depend on."""
-    found: Sequence[Tensor | None] = torch.autograd.grad(loss, targets, allow_unused=True)
-    return [torch.zeros_like(target) if one is None else one for one, target in zip(found, targets, strict=True)]
 
 
 def _without_trainer(task: Task, plan: Plan) -> AbstractContextManager[None]:

@@ -16,7 +16,17 @@ from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 from fl_lightning.errors import UserError, require
 from fl_lightning.runs import files, sealed
 from fl_lightning.runs.checkpoint import SETTINGS
-from fl_lightning.runs.folder import RESULT, Result, as_saved, clear, from_saved, locked, read_result, write_result
+from fl_lightning.runs.folder import (
+    RESULT,
+    Result,
+    as_saved,
+    clear,
+    folder_name,
+    from_saved,
+    locked,
+    read_result,
+    write_result,
+)
 from fl_lightning.runs.identity import PLACES
 from fl_lightning.runs.recording import FOLDER_TAG, tell
 from fl_lightning.runs.track import PARENT_TAG
@@ -112,7 +122,7 @@ def _entry(archive: ZipFile, name: str) -> tuple[dict[str, Any], bytes]:
     content = sealed.unpack(archive.read(f"{name}/{RESULT}"), None)
     result = from_saved(content, Path(name))
     tags = result.tags
-    own = f"{tags['method']}-{tags['data']}-{tags['trajectory']}-{result.params['federation.rounds']}r"
+    own = folder_name(tags["method"], tags["data"], tags["trajectory"], result.params["federation.rounds"])
     # A run lies in the folder of its settings, and nowhere else on this machine.
     require(name == own == Path(own).name, f"{archive.filename}: expected a run in the folder {own!r}, got {name!r}")
     return content, archive.read(f"{name}/{SETTINGS}")

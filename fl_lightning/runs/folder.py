@@ -87,7 +87,12 @@ def forget(config: RunConfig, out: Path) -> None:
 
 def folder_of(config: RunConfig, out: Path) -> Path:
     """Where a run leaves its files. Runs that differ in the number of rounds alone lie side by side."""
-    return out / f"{config.names['method']}-{config.names['data']}-{trajectory(config)}-{config.federation.rounds}r"
+    return out / folder_name(config.names["method"], config.names["data"], trajectory(config), config.federation.rounds)
+
+
+def folder_name(method: str, data: str, trajectory: str, rounds: int) -> str:
+    """What the folder of a run is called, wherever it is."""
+    return f"{method}-{data}-{trajectory}-{rounds}r"
 
 
 def of_other_versions(configs: Sequence[RunConfig], out: Path) -> dict[str, list[Path]]:
