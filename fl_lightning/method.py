@@ -1,7 +1,8 @@
 """The vocabulary of a federated method: what the server sends, what a client shows and reports, and the hooks.
 
 A method is written once, as pure functions; engines turn its client hooks into training. Hooks never write to
-`self` or to their inputs, use no global randomness and know nothing of devices, logging or files.
+`self` or to their inputs, use no global randomness and know nothing of devices, logging or files. One input is the
+method's own, the trace, which goes from step to step and is seen by nobody else.
 """
 
 from abc import ABC, abstractmethod
@@ -264,11 +265,15 @@ class Method(ABC):
         return usual(training)
 
     def trace(self, context: Context) -> Any:
-        """The empty statistics of the local path."""
+        """The empty statistics of the local path, in memory of their own."""
         return ()
 
     def observe(self, trace: Any, step: Step) -> Any:
-        """Fold one step into the statistics."""
+        """Fold one step into the statistics.
+
+        Nobody looks at the trace of an earlier step, so it may be written into and returned, where clients are trained
+        one by one (`step.fraction` is then a float).
+        """
         return trace
 
     @abstractmethod

@@ -1,5 +1,7 @@
 """Parameters in pieces that fit into a core's cache, so that several operations on each cost one way to memory."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,12 @@ def pieces(params: Params) -> list[Tensor]:
     """
     flat = (value.as_strided((value.numel(),), (1,)) for value in params.values())
     return [piece for value in flat for piece in torch.split(value, SIZE)]
+
+
+def blocks(params: Params) -> Iterator[Tensor]:
+    """All numbers in the order of names and places, in parts that are to be read only."""
+    for value in params.values():
+        yield from torch.split(value.reshape(-1), SIZE)
 
 
 def alike(value: Tensor, other: Tensor) -> Tensor:

@@ -62,6 +62,9 @@ class Path(NamedTuple):
 
     def seen(self, trace: Any, step: Step) -> "Path":
         """The path after a step, with the method's own statistics after it."""
+        if isinstance(step.fraction, float):  # of one client, whose sums nobody else sees
+            torch._foreach_add_(list(self.gradients.values()), [step.grad[name] for name in self.gradients])
+            return self._replace(trace=trace)
         return Path(trace, zip_map(torch.add, self.gradients, step.grad))
 
     def change(self, num_steps: int, own: Params) -> Params:

@@ -78,11 +78,11 @@ class InReport(FedAvg):
 
 @dataclass(frozen=True)
 class InObserve(Fola):
-    """Adds to the trace that it was given."""
+    """Squares the gradient that it was shown."""
 
     def observe(self, trace, step):
         for name, value in trace.items():
-            value.add_(step.grad[name].square())
+            value.add_(step.grad[name].square_())
         return trace
 
 

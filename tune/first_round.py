@@ -102,7 +102,8 @@ class Bundle:
         trace.shares.append(float(step.fraction))
         done = int(step.epoch) + 1
         if step.epoch_ends and any(done in observer.epochs for observer in self.observers):
-            trace.milestones[done] = Milestone(zip_map(torch.clone, step.params), traces, step.number + 1)
+            folded = pytree.tree_map_only(Tensor, torch.clone, traces)  # methods go on in the memory of theirs
+            trace.milestones[done] = Milestone(zip_map(torch.clone, step.params), folded, step.number + 1)
         return trace._replace(traces=traces)
 
     @property

@@ -53,8 +53,8 @@ class DiagonalFisher(Form):
             return zip_map(lambda t, s: t + s * share, trace, step.squares)
         if isinstance(step.fraction, float) and isinstance(share, float):  # of one client: under vmap it is a tensor
             grads = [step.grad[name] for name in trace]
-            sums = torch._foreach_addcmul(list(trace.values()), grads, grads, value=share)
-            return dict(zip(trace, sums, strict=True))
+            torch._foreach_addcmul_(list(trace.values()), grads, grads, value=share)
+            return trace
         return zip_map(lambda t, g: t + g.square() * share, trace, step.grad)
 
     @property

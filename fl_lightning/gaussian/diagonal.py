@@ -11,6 +11,7 @@ from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.merging import Merging
 from fl_lightning.params import Params, cast_like, count, flatten, weighted_sum, zip_map
 from fl_lightning.penalty import Penalty, Quadratic
+from fl_lightning.pieces import blocks
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,10 @@ class Diagonal(Gaussian):
         precision, gamma = _sum_and_damping(experts, weights, merging)
         gamma = gamma if merging.everywhere else 0.0
         shift = 0.0
-        for expert, weight in zip(experts, weights, strict=True):
-            for name, total in precision.items():
-                ratio = _ratio(expert.precision[name].double().add(gamma), total + gamma)
-                shift += weight * float(ratio.sub_(1.0).abs_().sum())
+        for total, *parts in zip(blocks(precision), *(blocks(expert.precision) for expert in experts), strict=True):
+            scale = _ratio(torch.ones_like(total), total + gamma)
+            for part, weight in zip(parts, weights, strict=True):  # (part + gamma) / (total + gamma) - 1
+                shift += weight * float(torch.dot(torch.sub(part, total).abs_(), scale))
         return shift / count(precision)
 
     def diagonal(self) -> Params:

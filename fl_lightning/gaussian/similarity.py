@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.params import Params
-
-# Numbers that are converted to float64 at once: few enough to stay in the cache.
-BLOCK = 2**16
+from fl_lightning.pieces import blocks
 
 
 def cosines(precisions: Sequence[Params]) -> tuple[float, float]:
@@ -23,26 +21,31 @@ def cosines(precisions: Sequence[Params]) -> tuple[float, float]:
     are all the same have no direction after the shift; they count as orthogonal to all others.
     """
     lows = [min(float(value.min()) for value in precision.values()) for precision in precisions]
-    return _mean_cosine(precisions, [0.0] * len(precisions)), _mean_cosine(precisions, lows)
-
-
-def _mean_cosine(precisions: Sequence[Params], shifts: Sequence[float]) -> float:
+    norms = [_norms(precision, low) for precision, low in zip(precisions, lows, strict=True)]
+    lengths = [0.0, 0.0]  # of the two resultants, squared
+    for parts in zip(*map(blocks, precisions), strict=True):
+        resultants = [torch.zeros_like(parts[0], dtype=torch.float64) for _ in lengths]
+        for part, low, own in zip(parts, lows, norms, strict=True):
+            for resultant, moved, norm in zip(resultants, _raw_and_moved(part, low), own, strict=True):
+                if norm > 0:
+                    resultant.add_(moved, alpha=1 / norm)
+        for which, resultant in enumerate(resultants):
+            lengths[which] += float(torch.dot(resultant, resultant))
     number = len(precisions)
-    norms = []
-    for precision, shift in zip(precisions, shifts, strict=True):
-        squares = (float((block.double() - shift).square().sum()) for block in _blocks(precision))
-        norms.append(math.sqrt(sum(squares)))
-    counted = sum(norm > 0 for norm in norms)
-    total = 0.0
-    for parts in zip(*(_blocks(precision) for precision in precisions), strict=True):
-        resultant = torch.zeros_like(parts[0], dtype=torch.float64)
-        for part, shift, norm in zip(parts, shifts, norms, strict=True):
-            if norm > 0:
-                resultant.add_(part.double() - shift, alpha=1 / norm)
-        total += float(resultant.square().sum())
-    return (total - counted) / (number * (number - 1))
+    counted = (sum(norm > 0 for norm in of_all) for of_all in zip(*norms, strict=True))
+    raw, minmax = ((length - n) / (number * (number - 1)) for length, n in zip(lengths, counted, strict=True))
+    return raw, minmax
 
 
-def _blocks(precision: Params) -> Iterator[Tensor]:
-    for value in precision.values():
-        yield from torch.split(value.reshape(-1), BLOCK)
+def _norms(precision: Params, low: float) -> tuple[float, float]:
+    """Of the entries, and of what they are above the smallest one."""
+    squares = [[float(torch.dot(moved, moved)) for moved in _raw_and_moved(block, low)] for block in blocks(precision)]
+    raw, minmax = (math.sqrt(sum(parts)) for parts in zip(*squares, strict=True))
+    return raw, minmax
+
+
+def _raw_and_moved(block: Tensor, low: float) -> Iterator[Tensor]:
+    """A block in float64, and then, in the same memory, what it is above the smallest entry."""
+    wide = block.to(torch.float64, copy=True)
+    yield wide
+    yield wide.sub_(low)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ def precisions(
 ) -> dict[str, float | list[float]]:
     """The spread of the server's precision over its parameters, and each expert's share of all precision."""
     diagonal = flatten(server.diagonal()).double()
-    sums = [float(flatten(expert.diagonal()).double().sum()) for expert in experts]
+    sums = [sum(float(v.sum(dtype=torch.float64)) for v in expert.diagonal().values()) for expert in experts]
     parts = [weight * part for weight, part in zip(weights, sums, strict=True)]
     total = sum(parts)
     return {
@@ -28,7 +29,6 @@ def precisions(
 
 def _quantiles(values: Tensor) -> list[float]:
     """Values that are there, not between two: `torch.quantile` takes no more than 16 million."""
-    ordered = values.sort().values
-    levels = torch.tensor(list(LEVELS.values()), dtype=torch.float64)
-    result: list[float] = ordered[(levels * (len(ordered) - 1)).round().long()].tolist()
-    return result
+    places = [round(level * (len(values) - 1)) for level in LEVELS.values()]
+    ordered = np.partition(values.cpu().numpy(), places)  # there only: to sort all takes six times as long
+    return [float(ordered[place]) for place in places]

@@ -1,4 +1,7 @@
-"""Hooks are pure: a method that is watched compares the inputs of every hook before and after its call."""
+"""Hooks are pure: a method that is watched compares the inputs of every hook before and after its call.
+
+The trace is the method's own, so `observe` may write into it.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -49,9 +52,10 @@ def _watching(cls: type[Method], hook: str) -> Callable[..., Any]:
     original = getattr(cls, hook)
 
     def call(self: Method, *inputs: Any, **named: Any) -> Any:
-        kept = copied((inputs, named))
+        others = _of_others(hook, *inputs, **named)
+        kept = copied(others)
         output = original(self, *inputs, **named)
-        if not same((inputs, named), kept):
+        if not same(others, kept):
             raise Broken(
                 f"{cls.__name__}.{hook} writes into its inputs; it must return new tensors "
                 "(torch.add instead of add_, a new dict instead of an assignment)"
@@ -59,6 +63,13 @@ def _watching(cls: type[Method], hook: str) -> Callable[..., Any]:
         return output
 
     return call
+
+
+def _of_others(hook: str, *inputs: Any, **named: Any) -> Any:
+    """The inputs of a hook that are not the method's own."""
+    if hook == "observe":  # of trace and step
+        return inputs[1:], {name: value for name, value in named.items() if name != "trace"}
+    return inputs, named
 
 
 def copied(tree: Any) -> Any:
