@@ -161,8 +161,8 @@ def best_of_grid(
         One row per contest and case: the conditions, `case`, `method`, the tuned settings, `mean`, `low`, `high` and
         `n` of the metric, `remark`, `diverged_seeds` (of this setting, if none was eligible), `tried` (settings),
         `diverged` and `incomplete` (settings that were not eligible), `budget` (settings that every case of the contest
-        has), `expected` (best of so many, expected), `run_ids`; `confirmed`, whether these are runs on fresh seeds, and
-        `chosen_mean`, of the seeds that chose.
+        has), `expected` (best of so many, expected), `run_ids` and, by seed, `outcomes` (NaN if it diverged);
+        `confirmed`, whether these are runs on fresh seeds, and `chosen_mean`, of the seeds that chose.
     """
     column(table, metric)
     chosen_by = chosen_by or table.attrs.get("metric") or metric
@@ -271,6 +271,10 @@ def _described(
         "incomplete": one.incomplete,
         "expected": expected_best(means, budget, scores) if one.scores else math.nan,
         "run_ids": tuple(good["run_id"]),
+        "outcomes": {
+            **dict.fromkeys(runs.loc[runs["status"].eq("diverged"), "seed"], math.nan),
+            **dict(zip(good["seed"], good[metric], strict=True)),
+        },
         "confirmed": confirmed,
         "chosen_mean": float(one.good[metric].mean()),
     }

@@ -29,7 +29,7 @@ def longer(study: Study, cell: Cell) -> Cell:
 
 def on_fresh_seeds(study: Study, cell: Cell) -> Cell:
     """The same setting on the confirming seeds."""
-    return replace(cell, seeds=study.confirm.seeds if study.confirm else (), confirms=True)
+    return replace(cell, seeds=study.confirming_seeds(cell.case), confirms=True)
 
 
 def _best(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:

@@ -49,11 +49,13 @@ class Case:
         label: What it is called in tables and figures.
         settings: What it fixes: method, options.
         space: What is tuned for it alone.
+        confirming: On how many of the confirming seeds, the first ones, its best setting runs; None is all.
     """
 
     label: str
     settings: Mapping[str, Any]
     space: Mapping[str, Range] = field(default_factory=dict)
+    confirming: int | None = None
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,13 @@ class Study:
             f"study {self.name}; give other numbers, or how many",
         )
 
+        fresh = len(self.confirm.seeds) if self.confirm else 0
+        for case in self.cases:
+            require(
+                case.confirming is None or (whole(case.confirming) and case.confirming <= fresh),
+                f"study {self.name}: confirming of {case.label} must be a whole number from 1 to {fresh}, the seeds of "
+                f"`confirm`, got {case.confirming!r}; leave it out for all of them",
+            )
         settings = [self.base, *(case.settings for case in self.cases)]
         require(
             self.reference is not None or not any(REFERENCE in map(str, one.values()) for one in settings),
@@ -262,6 +271,11 @@ class Study:
             if label not in known:
                 raise unknown(f"case of study {self.name}", label, known)
         return replace(self, cases=tuple(case for case in self.cases if case.label in labels))
+
+    def confirming_seeds(self, label: str) -> tuple[int, ...]:
+        """The fresh seeds on which the best setting of a case runs, by its label."""
+        (case,) = (case for case in self.cases if case.label == label)
+        return self.confirm.seeds[: case.confirming] if self.confirm else ()
 
     @property
     def identity(self) -> str:

@@ -182,13 +182,14 @@ def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
 def _case(study: str, content: Any) -> Case:
     settings = {"method": content} if isinstance(content, str) else _mapping(f"{study}: a case", content)
     space = _space(f"{study}: space of a case", settings.pop("space", {}))
+    confirming: Any = settings.pop("confirming", None)
     label = settings.pop("label", None) or settings.get("method")
     require(isinstance(label, str), f"{study}: a case must name its method, got {content!r}")
     require(
         str(label).isprintable() and len(str(label)) <= MOST_LETTERS,
         f"{study}: the label of a case must be one line of at most {MOST_LETTERS} letters, got {label!r}",
     )
-    return Case(str(label), settings, space)
+    return Case(str(label), settings, space, confirming)
 
 
 def _given(study: str, content: Any) -> Given:
@@ -289,17 +290,11 @@ def _pin(study: Study, overrides: Mapping[str, Any]) -> Study:
     if not overrides:
         return study
 
-    def without(space: Mapping[str, Range]) -> dict[str, Range]:
-        return {key: values for key, values in space.items() if key not in overrides}
+    def without(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in settings.items() if key not in overrides}
 
-    cases = tuple(
-        Case(case.label, {k: v for k, v in case.settings.items() if k not in overrides}, without(case.space))
-        for case in study.cases
-    )
-    given = [
-        Given(one.when, {key: value for key, value in one.settings.items() if key not in overrides})
-        for one in study.given
-    ]
+    cases = tuple(replace(case, settings=without(case.settings), space=without(case.space)) for case in study.cases)
+    given = [replace(one, settings=without(one.settings)) for one in study.given]
     values = {item.name: getattr(study, item.name) for item in fields(Study)}
     values |= {
         "base": {**study.base, **overrides},

@@ -1,5 +1,6 @@
 """Means over seeds as rules compare them, with what they leave out, and what the runs must have for that."""
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -32,6 +33,21 @@ def best_means(best: pd.DataFrame, keys: Collection[str]) -> Places:
         )
         for _, row in best.iterrows()
     }
+
+
+def on_common_seeds(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[Mean, Mean]:
+    """Two cases on the seeds that both have, from the `outcomes` of `contests.best_of_grid`, in percent.
+
+    >>> on_common_seeds({1: 0.4, 2: 0.6, 3: 0.9}, {1: 0.3, 2: 0.5})
+    (Mean(value=50.0, ended=2, diverged=0), Mean(value=40.0, ended=2, diverged=0))
+    """
+    common = one.keys() & other.keys()
+
+    def mean(outcomes: Mapping[int, float]) -> Mean:
+        good = [100 * outcomes[seed] for seed in sorted(common) if not math.isnan(outcomes[seed])]
+        return Mean(sum(good) / len(good) if good else math.nan, len(good), len(common) - len(good))
+
+    return mean(one), mean(other)
 
 
 def where_words(conditions: Mapping[str, Any]) -> str:

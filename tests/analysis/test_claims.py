@@ -59,6 +59,31 @@ def test_faster_and_higher():
     assert federated.convergence(part_of(swapped(rounds))).verdict == "not confirmed"
 
 
+def test_methods_are_compared_on_the_seeds_of_both():
+    rounds = rounds_table(cases=("FedAvg", "FOLA", "SCAFFOLD"), seeds=20, rounds=15)
+    # On the three seeds that SCAFFOLD has, it is level with FOLA but for a point more; the other seeds are much harder.
+    level = rounds.loc[rounds["case"].eq("FOLA") & rounds["seed"].lt(3)]
+    level = level.assign(case="SCAFFOLD", run_id="as " + level["run_id"], GA=level["GA"] + 0.01)
+    harder = rounds["seed"].ge(3) * 0.2
+    others = rounds.assign(GA=rounds["GA"] - harder).loc[rounds["case"].ne("SCAFFOLD")]
+    found = federated.convergence(part_of(pd.concat([others, level], ignore_index=True)))
+    assert found.held[-1].text == (
+        "final GA -1.0 points against the best other method (SCAFFOLD) on the 3 seeds of both"
+    )
+    assert found.held[-1].true is False
+    assert found.held[-1].seeds == 3
+
+
+def test_a_rival_that_diverged_is_behind():
+    rounds = rounds_table(cases=("FedAvg", "FOLA"), seeds=20, rounds=15)
+    part = part_of(rounds)
+    lost = part.runs["case"].eq("FedAvg") & part.runs["seed"].eq(0)
+    part.runs.loc[lost, ["status", "ended"]] = ["diverged", False]
+    found = federated.convergence(part)
+    assert found.held[-1].true is True
+    assert found.held[-1].seeds == 20
+
+
 def test_runs_that_only_chose_settings_are_no_evidence():
     longer, shorter = (rounds_table(cases=("FedAvg", "FOLA"), seeds=20, rounds=rounds) for rounds in (15, 5))
     shorter = swapped(shorter).assign(run_id=lambda table: "short " + table["run_id"])

@@ -1,6 +1,9 @@
 """Choosing on validation data, and confirming the choice on fresh seeds."""
 
 import csv
+import hashlib
+import json
+from dataclasses import asdict
 
 import pytest
 import yaml
@@ -10,6 +13,7 @@ from fl_lightning.cli.sweep import main
 from fl_lightning.errors import UserError
 from fl_lightning.runs import folder as run_folder
 from tests.analysis.conftest import sweep_here
+from tune.follow_up import on_fresh_seeds
 from tune.grid import cells, reference_cells
 from tune.outcome import best_of, protocol_of, rows
 from tune.study_file import load
@@ -58,6 +62,12 @@ def test_which_seeds_confirm(tmp_path, seeds, confirming, expected):
         ({"confirm": {"seed": 3}}, "must say how many seeds"),
         ({"confirm": 3}, "must be a mapping"),
         ({"confirm": {"seeds": 3, "sedes": 1}}, "sedes"),
+        (
+            {"cases": [{"label": "FOLA", "method": "fola", "confirming": 4}]},
+            "confirming of FOLA must be a whole number from 1 to 3, the seeds of `confirm`, got 4",
+        ),
+        ({"cases": [{"method": "fola", "confirming": "two"}]}, "got 'two'; leave it out for all of them"),
+        ({"confirm": None, "cases": [{"method": "fola", "confirming": 1}]}, "from 1 to 0"),
         ({"continue_to": 9, "space": {"federation.rounds": [1, 2]}}, "tunes federation.rounds, which continue_to sets"),
     ],
 )
@@ -65,6 +75,26 @@ def test_what_cannot_confirm_is_refused(tmp_path, changes, message):
     with pytest.raises(UserError) as caught:
         study_of(tmp_path, **changes)
     assert message in str(caught.value)
+
+
+def test_a_case_may_be_confirmed_on_fewer_seeds(tmp_path):
+    study = study_of(tmp_path, cases=["fedavg", {"label": "FOLA", "method": "fola", "confirming": 2}])
+    assert {cell.case: on_fresh_seeds(study, cell).seeds for cell in cells(study)} == {
+        "fedavg": (2, 3, 4),
+        "FOLA": (2, 3),
+    }
+    pinned = study_of(tmp_path, {"training.lr": "0.5"}, cases=[{"method": "fola", "confirming": 2}])
+    assert pinned.confirming_seeds("fola") == (2, 3)
+
+
+def test_a_study_that_does_not_say_it_is_known_by_what_it_was(tmp_path):
+    said, silent = (study_of(tmp_path, cases=[{"method": "fola", **more}]) for more in ({"confirming": 3}, {}))
+    assert said.identity != silent.identity
+    assert "confirming" in str(asdict(silent))
+    older = json.loads(json.dumps(asdict(silent), default=str))
+    del older["given"]
+    del older["cases"][0]["confirming"]
+    assert silent.identity == hashlib.sha256(json.dumps(older, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def test_the_default_metric_follows_the_validation_data(tmp_path):
