@@ -31,7 +31,9 @@ def attributes(content: Mapping[str, Any]) -> dict[str, Any]:
     }
     known["spaces"] = Unchanging({DISPLAY.get(case, case): tried for case, tried in spaces(content).items()})
     fresh, chooses = confirming(content), _chooses(content)
-    known["protocol"] = best.protocol(metric, content["seeds"], fresh) if content.get("seeds") and chooses else ""
+    fewer = any(case.get("confirming") for case in content.get("cases") or ())
+    told = content.get("seeds") and chooses
+    known["protocol"] = best.protocol(metric, content["seeds"], fresh, fewer) if told else ""
     return known
 
 

@@ -1,3 +1,4 @@
+from .cluster.connection import Resources as Resources
 from .config import RunConfig as RunConfig
 from .config import configure as configure
 from .data.dataset import Dataset as Dataset

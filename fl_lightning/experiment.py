@@ -18,7 +18,7 @@ from fl_lightning.data.own_tests import own_tests
 from fl_lightning.data.partition import counted, divide, held_out, kept_classes, subset_indices, validating
 from fl_lightning.data.shares import class_counts, sizes_of
 from fl_lightning.engines.engine import Engine
-from fl_lightning.errors import Diverged, UserError
+from fl_lightning.errors import Diverged, UserError, require
 from fl_lightning.loop import Judge, federate, initial
 from fl_lightning.method import task_of
 from fl_lightning.probes import ridge
@@ -35,7 +35,7 @@ from fl_lightning.runs.saved import load_reference, start_from
 from fl_lightning.stopping import Stop
 from fl_lightning.task import Task, Weights
 from fl_lightning.uncertainty.posterior import Member
-from fl_lightning.workers.crew import Crew, hired
+from fl_lightning.workers.crew import Crew, Workers, hired
 
 # Called after every round with the number of the round and what was measured; also, first, for the rounds of an
 # earlier session that are not computed again.
@@ -291,6 +291,10 @@ def _compute(
     left = 0 if records is not None or is_enough else config.federation.rounds - len(history)
     if not is_enough:  # the numbers of a final round stand in none that others follow
         history = [one._replace(metrics=final_round.without(one.metrics)) for one in history]
+    require(
+        config.compute.device != "cpu" or not isinstance(workers, Workers) or not workers.resources.gpu,
+        "compute.device is cpu, but workers are to have GPUs; leave out --resources.gpu, or --compute.device",
+    )
     with hired(config.engine, workers, left, config.compute.threads) as engine:
         if is_enough:
             records = iter(())

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -62,8 +63,9 @@ def federate(
         seed: Key of all random draws.
         holdout: Indices of training samples that belong to no client, for methods whose server has data.
         resume: Go on after this round instead of starting anew.
-        workers: How many processes train the clients, or `Workers` with more to say; `auto` takes what pays. The
-            numbers are the same for all of them.
+        workers: How many processes train the clients, or `Workers` with more to say; `auto` takes what pays. Unless it
+            is 1, torch computes with one thread everywhere while a round lasts, and the numbers are the same for all of
+            them; and for 1 after `torch.set_num_threads(1)`.
         judge: Measures clients where they were trained, such as `ClientJudge`; otherwise whoever consumes the records
             does.
 
@@ -81,16 +83,30 @@ def federate(
     def rounds() -> Iterator[RoundRecord]:
         now = resume or beginning(method, task, setup.server)
         with hired(engine, workers, federation.rounds - now.round) as trainer:
-            trainer.prepare(method, task, setup.dataset, finish)
+            alike = nullcontext if trainer is engine else _one_thread
+            with alike():
+                trainer.prepare(method, task, setup.dataset, finish)
             for number in range(now.round + 1, federation.rounds + 1):
                 cohort = draw_cohort(method, setup.server, with_round_lr(setup.training, number), federation, number)
                 cohort, data = method.gather(cohort, setup.data)
-                record = run_round(task, data, trainer, cohort, now, finish)
+                with alike():
+                    record = run_round(task, data, trainer, cohort, now, finish)
                 now = record.after
                 yield record
                 del record  # its clients' models need not stay while the next round is computed
 
     return rounds()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute as workers do: with more threads sums are formed in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Setup(NamedTuple):

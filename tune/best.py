@@ -106,8 +106,14 @@ def keys_of(content: Mapping[str, Any]) -> Keys:
     )
 
 
-def protocol(metric: str, seeds: Collection[int], confirming: Collection[int] = ()) -> str:
+def protocol(metric: str, seeds: Collection[int], confirming: Collection[int] = (), fewer: bool = False) -> str:
     """How the numbers of the best settings came about: a reader must know how much luck is in them.
+
+    Args:
+        metric: What decides.
+        seeds: That chose.
+        confirming: That did not.
+        fewer: Whether some cases have only the first of these.
 
     >>> protocol("GA", range(3))
     'chosen and reported on the same seeds and the test set, as in the paper: a little too good for every case alike'
@@ -121,8 +127,8 @@ def protocol(metric: str, seeds: Collection[int], confirming: Collection[int] = 
         return f"chosen by {metric} and reported on the test set, both on seeds {listed(seeds)}"
     where = "" if metric == VALIDATION else " on the test set,"
     return (
-        f"chosen by {metric}{where} on seeds {listed(seeds)}; confirmed: the test set on seeds {listed(confirming)}, "
-        "which had no part in the choice"
+        f"chosen by {metric}{where} on seeds {listed(seeds)}; confirmed: the test set on seeds {listed(confirming)}"
+        f"{' (some cases on the first of them)' if fewer else ''}, which had no part in the choice"
     )
 
 

@@ -102,7 +102,10 @@ class Bundle:
         trace.shares.append(float(step.fraction))
         done = int(step.epoch) + 1
         if step.epoch_ends and any(done in observer.epochs for observer in self.observers):
-            folded = pytree.tree_map_only(Tensor, torch.clone, traces)  # methods go on in the memory of theirs
+            folded = tuple(
+                pytree.tree_map_only(Tensor, torch.clone, one) if done in observer.epochs else ()  # others go on
+                for observer, one in zip(self.observers, traces, strict=True)
+            )
             trace.milestones[done] = Milestone(zip_map(torch.clone, step.params), folded, step.number + 1)
         return trace._replace(traces=traces)
 

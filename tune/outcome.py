@@ -118,7 +118,8 @@ def protocol_of(outcomes: Sequence[CellOutcome], study: Study) -> str:
     contests = [outcome.cell.contest for outcome in outcomes if not outcome.cell.confirms]
     if len(set(contests)) == len(contests) and study.confirm is None:
         return ""
-    return best.protocol(study.metric, study.seeds, study.confirm.seeds if study.confirm else ())
+    fewer = any(case.confirming for case in study.cases)
+    return best.protocol(study.metric, study.seeds, study.confirm.seeds if study.confirm else (), fewer)
 
 
 def _confirmed(metric: str, chosen: CellOutcome, confirming: CellOutcome | None) -> dict[str, str]:

@@ -208,7 +208,7 @@ class _Runner:
         """Of each trial, if there are so many."""
         if self._options.workers != "auto":
             return self._options.workers
-        number = max(1, self._slots // max(1, trials))
+        number = max(1, self._cluster() // max(1, min(trials, self._slots)))
         activity.note(f"workers auto: {number} for each of {trials} trials, {self._slots} fit at once")
         return number
 

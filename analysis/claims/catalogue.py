@@ -55,11 +55,11 @@ CLAIMS = (
         rule=(
             "For every N: FOLA reaches each threshold of the study sooner than FedAvg (in more seeds, or in equally "
             "many and earlier on average; thresholds that neither reaches do not count), and ends higher than the best"
-            " other method, on the seeds that both have."
+            " other method (none of FOLA's own variants): the one that is hardest to beat on the seeds that both have."
         ),
         changed=(
-            "Methods with unequal numbers of seeds used not to be compared at all. That does not change the verdict in "
-            "results.md, where all have the same."
+            "Methods with unequal numbers of seeds used not to be compared at all, and the best other method was the "
+            "one with the highest mean. That does not change the verdict in results.md, where all have the same seeds."
         ),
     ),
     Claim(

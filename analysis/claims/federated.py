@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -81,6 +82,7 @@ def convergence(part: Part) -> Finding:
     table = tables.accuracy_and_rounds(runs, part.rounds, part.thresholds)
     keys = contests.conditions(runs)
     with_outcomes = table.assign(outcomes=list(contests.best_of_grid(runs)["outcomes"]))  # the same rows
+    others = set(runs.loc[runs["method"].ne("fola"), "case"])
     held: list[Statement] = []
     for condition in contests.groups(with_outcomes, list(map(contests.symbol, keys))):
         rows = {str(row["case"]): row for _, row in condition.iterrows()}
@@ -94,25 +96,31 @@ def convergence(part: Part) -> Finding:
                 words = [words or "never" for words in arrivals]
                 text = f"{place}{level} GA by FOLA {words[0]}, by FedAvg {words[1]}"
                 held.append(compared(text, fola, fedavg, lambda *_, sooner=sooner: sooner))
-        others = [case for case, mean in ends.items() if not case.startswith("FOLA") and mean.seeds]
-        if not others:
-            held.append(unknown(f"{place}final GA", "no other method has ended"))
-            continue
         own = rows["FOLA"]["outcomes"] if "FOLA" in rows else {}
-        pairs = {case: on_common_seeds(own, rows[case]["outcomes"]) for case in others}
-        best = max(others, key=lambda case: _hardest(*pairs[case]))
-        mine, its = pairs[best]
-        few = f" on the {mine.seeds} seeds of both" if mine.seeds < max(fola.seeds, ends[best].seeds) else ""
-        difference = written(mine.value - its.value, "+.1f")
-        text = f"{place}final GA {difference} points against the best other method ({best}){few}"
-        held.append(compared(text, mine, its, operator.gt))
+        pairs = {case: on_common_seeds(own, rows[case]["outcomes"]) for case in rows if case in others}
+        rivals = {case: pair for case, pair in pairs.items() if pair[1].seeds}
+        held.append(_against_the_best(place, rivals, fola.seeds))
     return Finding(table, held)
 
 
-def _hardest(fola: Mean, other: Mean) -> tuple[bool, float]:
-    """How hard a rival is to beat: one that did not diverge, and is far ahead of FOLA on the seeds of both."""
-    lead = other.value - fola.value
-    return not other.diverged, -math.inf if math.isnan(lead) else lead
+def _against_the_best(place: str, rivals: Mapping[str, tuple[Mean, Mean]], seeds: int) -> Statement:
+    """FOLA's final GA against that of the rival that is hardest to beat.
+
+    Args:
+        place: Where, in words.
+        rivals: FOLA and each rival on the seeds that both have.
+        seeds: Of FOLA.
+    """
+    if not rivals:
+        return unknown(f"{place}final GA", "no other method has ended on the same seeds")
+    found = []
+    for rival, (fola, other) in rivals.items():
+        lead = fola.value - other.value
+        few = f" on {fola.seeds} common {'seeds' if fola.seeds > 1 else 'seed'}" if fola.seeds < seeds else ""
+        text = f"{place}final GA {written(lead, '+.1f')} points against the best other method ({rival}){few}"
+        found.append((compared(text, fola, other, operator.gt), math.inf if math.isnan(lead) else lead))
+    enough = [one for one in found if one[0].seeds > 1] or found  # one seed tells nothing where others have more
+    return min(enough, key=lambda one: ((False, None, True).index(one[0].true), one[1]))[0]
 
 
 def every_alpha(part: Part) -> Finding:

@@ -34,6 +34,7 @@ GUIDES = (
     "tasks",
     "sweeps",
     "uncertainty",
+    "workers",
     "cluster",
     "gpu",
     "analysis",

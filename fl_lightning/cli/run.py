@@ -37,7 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     number = number_of_workers(options.workers)
     require(
         number != 1 or (options.address is None and not getattr(options, "resources.gpu")),
-        "--address and --resources.gpu say where workers compute; add --workers with a number, or auto",
+        "--address and --resources.gpu say where workers compute, and one worker is this process; give --workers 2 or "
+        "more, or auto",
     )
     from fl_lightning.cli.progress import Progress
     from fl_lightning.cli.versions import notice

@@ -133,7 +133,8 @@ def dry_run(study: "Study", how: "Options") -> None:
     if how.address is None:
         check_held(each, local_nodes(), how.resources)
     contests = len(study.cases) * len(environments(study))
-    confirming = contests * (len(study.confirm.seeds) if study.confirm else 0)
+    fresh_seeds = sum(len(study.confirming_seeds(case.label)) for case in study.cases)
+    confirming = len(environments(study)) * fresh_seeds
     if study.search.algorithm == "optuna":
         number = contests * (study.search.samples or 0)
         runs = number * len(study.seeds)

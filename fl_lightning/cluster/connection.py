@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import math
 import os
 import re
 import socket
@@ -12,7 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import IO, Any, NamedTuple
 
 from fl_lightning.cluster.private import LOOPBACK, private, read_again
-from fl_lightning.cluster.session import enrol, session, started_for, sweep_up
+from fl_lightning.cluster.session import enrol, note_address, private_addresses, session, started_for, sweep_up
 from fl_lightning.errors import UserError, require
 from fl_lightning.system import activity, interrupts
 
@@ -30,7 +31,7 @@ SETTINGS = {
     "TUNE_GLOBAL_CHECKPOINT_S": "600",  # our own files are the truth
 }
 # What workers on other machines must know.
-PASSED_ON = ("FL_LIGHTNING_DATA", "FL_LIGHTNING_PLUGINS", "MLFLOW_TRACKING_URI")
+PASSED_ON = ("FL_LIGHTNING_DATA", "FL_LIGHTNING_PLUGINS", "MLFLOW_TRACKING_URI", "CUBLAS_WORKSPACE_CONFIG")
 CONNECT_SECONDS = 5.0
 TOKEN_WORDS = re.compile(r"token|authenticat", re.IGNORECASE)
 
@@ -40,6 +41,28 @@ class Resources(NamedTuple):
 
     cpu: float = 1.0
     gpu: float = 0.0
+
+    def check(self) -> None:
+        """Raise `UserError` if there can be no process of this size."""
+        require(
+            self.cpu >= 0 and self.gpu >= 0 and 0 < self.cpu + self.gpu < math.inf,
+            f"--resources.cpu and --resources.gpu must be >= 0 and not both 0, got {self.cpu:g}, {self.gpu:g}",
+        )
+        require(
+            self.gpu <= 1 or self.gpu == round(self.gpu),
+            f"--resources.gpu must be part of one GPU or a whole number of them, got {self.gpu:g}",
+        )
+
+    def held_by(self, node: "Node") -> int:
+        """How many processes of this size a node holds at once; parts of different GPUs make no GPU."""
+        has = node["Resources"]
+        fits = []
+        if self.cpu:
+            fits.append(_whole(has.get("CPU", 0.0) / self.cpu))
+        if self.gpu:
+            gpus = has.get("GPU", 0.0)
+            fits.append(_whole(gpus) * _whole(1 / self.gpu) if self.gpu < 1 else _whole(gpus / self.gpu))
+        return min(fits)
 
 
 Node = dict[str, Any]
@@ -53,10 +76,7 @@ def connected(address: str | None, resources: Resources) -> Iterator[list[Node]]
         address: Of an existing cluster (`auto`: the one this machine belongs to); None starts a local one.
         resources: Of one process; refused if no node has them.
     """
-    require(
-        resources.cpu >= 0 and resources.gpu >= 0 and resources.cpu + resources.gpu > 0,
-        f"--resources.cpu and --resources.gpu must be >= 0 and not both 0, got {resources.cpu:g}, {resources.gpu:g}",
-    )
+    resources.check()
     if is_connected():
         yield _nodes(resources)
         return
@@ -75,9 +95,11 @@ def connected(address: str | None, resources: Resources) -> Iterator[list[Node]]
             place = {"num_cpus": local_cpus(), "include_dashboard": False, "_temp_dir": str(folder)}
             _start(None, **place, _node_ip_address=LOOPBACK)
             enrol(*started_for(folder))  # not all of our children: a program may have others
+            note_address(folder, ray.get_runtime_context().gcs_address)
         else:
             read_again()
-            _start(address, runtime_env={"env_vars": {**passed_on(), "OMP_NUM_THREADS": "1"}})
+            chosen = _joinable() if address == "auto" else address
+            _start(chosen, runtime_env={"env_vars": {**passed_on(), "OMP_NUM_THREADS": "1"}})
         stack.callback(ray.shutdown)
         yield _nodes(resources)
 
@@ -112,12 +134,7 @@ def local_nodes() -> list[Node]:
 
 def slots(nodes: list[Node], resources: Resources) -> int:
     """How many processes of this size the nodes hold at once."""
-    number = 0
-    for node in nodes:
-        has = node["Resources"]
-        fits = [has.get(name, 0.0) / need for name, need in (("CPU", resources.cpu), ("GPU", resources.gpu)) if need]
-        number += int(min(fits) + 1e-9)
-    return number
+    return sum(resources.held_by(node) for node in nodes)
 
 
 def offers(nodes: list[Node]) -> str:
@@ -183,6 +200,29 @@ def _no_farewell() -> None:
         atexit.unregister(colours.reset_all)
 
 
+def _joinable() -> str:
+    """The cluster that this machine belongs to; `auto` of Ray takes any, also the private one of another sweep.
+
+    Ray would then ask for a minute whether it may join.
+    """
+    from ray._private import services
+
+    if os.environ.get("RAY_ADDRESS"):
+        return "auto"  # which Ray takes from there
+    closed = private_addresses()
+    running: set[str] = services.find_gcs_addresses()  # type: ignore[no-untyped-call]
+    latest: str | None = services.find_bootstrap_address(None)  # may be of one that was killed
+    found = sorted(running, key=lambda address: address != latest) or ([latest] if latest else [])
+    joinable = [address for address in found if address not in closed]
+    require(
+        bool(joinable),
+        "this machine belongs to no Ray cluster"
+        + (" (those of other sweeps and runs are for themselves)" if closed else "")
+        + "; start one with `ray start --head`, or leave --address out to compute on this machine alone",
+    )
+    return joinable[0]
+
+
 def _check_reachable(address: str) -> None:
     """Ray itself would try for minutes."""
     if address in ("auto", "local"):
@@ -199,6 +239,11 @@ def _check_reachable(address: str) -> None:
             f"no Ray cluster answers at {address} ({error.strerror or error}); start one with `ray start --head`, "
             "correct --address, or leave it out to compute on this machine"
         ) from None
+
+
+def _whole(number: float) -> int:
+    """Rounded down, but for rounding errors: 1 / 0.1 is ten."""
+    return int(number + 1e-9)
 
 
 def _offer(node: Node) -> str:

@@ -21,6 +21,7 @@ from fl_lightning.system import processes
 PREFIX = "fl-ray-"
 OWNER = "owner.lock"
 PROCESSES = "processes"
+ADDRESS = "address"
 # Tells the processes of a session where its list is; they inherit it.
 VARIABLE = "FL_LIGHTNING_SESSION"
 
@@ -59,6 +60,20 @@ def enrol(*numbers: int) -> None:
     lines = [f"{number} {born}\n" for number in numbers if (born := processes.birth(number))]
     with suppress(OSError), open(Path(folder, PROCESSES), "a", encoding="ascii") as file:  # the session has ended
         file.write("".join(lines))
+
+
+def note_address(folder: Path, address: str) -> None:
+    """Let everybody know which cluster is that of a session, and cannot be joined."""
+    (folder / ADDRESS).write_text(address, encoding="ascii")
+
+
+def private_addresses() -> set[str]:
+    """The clusters of all sessions there are."""
+    found = set()
+    for file in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{ADDRESS}"):
+        with suppress(OSError, UnicodeDecodeError):  # it has just ended, or is somebody else's
+            found.add(file.read_text(encoding="ascii").strip())
+    return found
 
 
 def sweep_up() -> None:

@@ -48,6 +48,8 @@ class DiagonalFisher(Form):
         return zeros(start) if self.observes else {}
 
     def observe(self, trace: Params, step: Step) -> Params:
+        if not trace:  # it is measured at the end, and somebody else observes
+            return trace
         share = 1.0 if self.measuring.equal_steps else step.fraction
         if step.squares is not None:
             return zip_map(lambda t, s: t + s * share, trace, step.squares)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fl_lightning.cluster.connection import connected, is_connected, local_nodes, slots
+from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.plan import Plan
 from fl_lightning.engines.engine import Engine, Finished, Finisher, Fit
 from fl_lightning.errors import UserError
@@ -17,7 +18,7 @@ from fl_lightning.method import ClientHooks, Context
 from fl_lightning.params import Params, count
 from fl_lightning.system import activity
 from fl_lightning.task import Task
-from fl_lightning.workers.crew import Workers, pool_of
+from fl_lightning.workers.crew import Workers, check_held, pool_of
 from fl_lightning.workers.parallel import Parallel
 from fl_lightning.workers.pool import Pool
 
@@ -65,6 +66,13 @@ class Auto(Engine):
     def in_groups(self, hooks: ClientHooks, task: Task, plans: Sequence[Plan]) -> tuple[Engine, int]:
         return self.engine.in_groups(hooks, task, plans)
 
+    def prepare(self, hooks: ClientHooks, task: Task, dataset: Dataset, finish: Finisher[Any]) -> None:
+        """Where no worker could be had is refused at once, not after some training."""
+        if self.wanted.address is None and not is_connected():
+            check_held(1, local_nodes(), self.wanted.resources)
+        else:
+            self._offered()
+
     def fit(
         self, hooks: ClientHooks, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
     ) -> Iterator[Fit]:
@@ -103,6 +111,7 @@ class Auto(Engine):
         if pool is not None:
             try:
                 engine = settled = Parallel(engine, pool, self.threads)
+                settled.sent.told = True  # there are no more workers than groups in a whole round
                 settled.prepare(hooks, task, plans[0].data.dataset, finish)
                 self.chosen.engine = Parallel(self.engine, pool, self.threads, settled.sent)
             except UserError as reason:

@@ -32,6 +32,7 @@ class Workers:
             self.number == "auto" or (isinstance(self.number, int) and self.number >= 1),
             f"workers must be a whole number from 1 on, or auto, got {self.number}",
         )
+        self.resources.check()
 
 
 # A number, `auto`, all that can be said about workers, or workers that are there already.
@@ -69,6 +70,11 @@ def hired(engine: Engine, crew: Crew, rounds: int, threads: int = 1) -> Iterator
 def check_held(number: int, nodes: list[Node], resources: Resources) -> None:
     """Refuse more workers than there is room for."""
     held = slots(nodes, resources)
+    require(
+        held > 0,
+        f"there is no room for a worker of {resources.cpu:g} CPU and {resources.gpu:g} GPU ({offers(nodes)}); lower "
+        "--resources.cpu or --resources.gpu, or add a node",
+    )
     require(
         number <= held,
         f"expected at most {held} workers of {resources.cpu:g} CPU and {resources.gpu:g} GPU, as there is room for "

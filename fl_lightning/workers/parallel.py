@@ -17,6 +17,7 @@ from fl_lightning.engines.engine import Engine, Finished, Finisher, Fit
 from fl_lightning.errors import UserError, require
 from fl_lightning.method import ClientHooks, Context
 from fl_lightning.params import Params
+from fl_lightning.system import activity
 from fl_lightning.system.pace import Pace
 from fl_lightning.task import Task
 from fl_lightning.workers.order import Bundle, bundles
@@ -33,6 +34,7 @@ class Sent:
     problem: Problem | None = None
     references: Sequence[Any] = ()
     seconds_per_work: float | None = None
+    told: bool = False  # that some workers have nothing to do
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Parallel(Engine):
         shared = pack(Start(engine, for_all, buffers), known, task.device)
         start = [ray.put(shared)]
         groups = [range(first, min(first + size, len(plans))) for first in range(0, len(plans), size)]
+        self._tell_of_idle_workers(len(groups), len(plans))
         ids = [plan.data.client for plan in plans]
         jobs = bundles(groups, ids, work, self.pool.number, self.sent.seconds_per_work)
 
@@ -122,6 +125,15 @@ class Parallel(Engine):
                     yield from result
                     due = next(following, None)
         self.sent.seconds_per_work = (time.monotonic() - began) * self.pool.number / sum(work)
+
+    def _tell_of_idle_workers(self, groups: int, clients: int) -> None:
+        number = self.pool.number
+        if groups < min(number, clients) and not self.sent.told:
+            self.sent.told = True
+            activity.note(
+                f"{clients} clients are trained in {groups} groups, so {number - groups} of {number} workers have "
+                f"nothing to do; --engine.chunk {-(-clients // number)} would employ all"
+            )
 
     def _send(self, hooks: ClientHooks, task: Task, finish: Finisher[Any], dataset: Dataset) -> Sequence[Any]:
         """The references of a problem; the one that was sent last is not sent again."""

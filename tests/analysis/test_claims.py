@@ -27,7 +27,8 @@ def part_of(rounds, study=""):
 
 def swapped(rounds):
     """The same numbers, with FOLA's called FedAvg's and the other way round."""
-    return rounds.assign(case=rounds["case"].replace({"FOLA": "FedAvg", "FedAvg": "FOLA"}))
+    cases = rounds["case"].replace({"FOLA": "FedAvg", "FedAvg": "FOLA"})
+    return rounds.assign(case=cases, method=cases.str.lower())
 
 
 GRID = {"alphas": (0.01, 1, 100), "clients": (5, 20, 80), "seeds": 20}
@@ -63,25 +64,50 @@ def test_methods_are_compared_on_the_seeds_of_both():
     rounds = rounds_table(cases=("FedAvg", "FOLA", "SCAFFOLD"), seeds=20, rounds=15)
     # On the three seeds that SCAFFOLD has, it is level with FOLA but for a point more; the other seeds are much harder.
     level = rounds.loc[rounds["case"].eq("FOLA") & rounds["seed"].lt(3)]
-    level = level.assign(case="SCAFFOLD", run_id="as " + level["run_id"], GA=level["GA"] + 0.01)
+    level = level.assign(case="SCAFFOLD", method="scaffold", run_id="as " + level["run_id"], GA=level["GA"] + 0.01)
     harder = rounds["seed"].ge(3) * 0.2
     others = rounds.assign(GA=rounds["GA"] - harder).loc[rounds["case"].ne("SCAFFOLD")]
     found = federated.convergence(part_of(pd.concat([others, level], ignore_index=True)))
-    assert found.held[-1].text == (
-        "final GA -1.0 points against the best other method (SCAFFOLD) on the 3 seeds of both"
-    )
-    assert found.held[-1].true is False
-    assert found.held[-1].seeds == 3
+    text = "final GA -1.0 points against the best other method (SCAFFOLD) on 3 common seeds"
+    assert (found.held[-1].text, found.held[-1].true, found.held[-1].seeds) == (text, False, 3)
+
+
+def diverged(part, case, *seeds):
+    lost = part.runs["case"].eq(case) & part.runs["seed"].isin(seeds)
+    part.runs.loc[lost, ["status", "ended"]] = ["diverged", False]
+    return part
+
+
+def test_a_seed_at_which_fola_diverged_counts_where_a_rival_has_it():
+    rounds = rounds_table(cases=("FedAvg", "FOLA", "SCAFFOLD"), seeds=5, rounds=15)
+    few = rounds.loc[rounds["case"].ne("SCAFFOLD") | rounds["seed"].lt(3)]
+    last = federated.convergence(diverged(part_of(few), "FOLA", 4)).held[-1]
+    assert last.true is False
+    assert "(FedAvg)" in last.text  # not SCAFFOLD, which does not have that seed
+
+
+def test_rivals_without_a_common_seed_say_nothing():
+    rounds = rounds_table(cases=("FedAvg", "FOLA", "SCAFFOLD"), seeds=6, rounds=15)
+    apart = rounds.loc[rounds["case"].ne("SCAFFOLD") | rounds["seed"].ge(3)]
+    apart = apart.loc[apart["case"].ne("FOLA") | apart["seed"].lt(3)]
+    assert "(FedAvg) on 3" not in federated.convergence(part_of(apart)).held[-1].text  # FOLA has no more
+    assert federated.convergence(part_of(apart)).held[-1].true is True
+    alone = apart.loc[apart["case"].ne("FedAvg") | apart["seed"].ge(3)]
+    assert federated.convergence(part_of(alone)).held[-1].true is None
+
+
+def test_variants_of_fola_are_no_rivals():
+    rounds = rounds_table(cases=("FedAvg", "FOLA"), seeds=5, rounds=15)
+    better = rounds.loc[rounds["case"].eq("FOLA")]
+    better = better.assign(case="published code", run_id="as " + better["run_id"], GA=better["GA"] + 0.01)
+    found = federated.convergence(part_of(pd.concat([rounds, better], ignore_index=True)))
+    assert found.held[-1].true is True
 
 
 def test_a_rival_that_diverged_is_behind():
     rounds = rounds_table(cases=("FedAvg", "FOLA"), seeds=20, rounds=15)
-    part = part_of(rounds)
-    lost = part.runs["case"].eq("FedAvg") & part.runs["seed"].eq(0)
-    part.runs.loc[lost, ["status", "ended"]] = ["diverged", False]
-    found = federated.convergence(part)
-    assert found.held[-1].true is True
-    assert found.held[-1].seeds == 20
+    last = federated.convergence(diverged(part_of(rounds), "FedAvg", 0)).held[-1]
+    assert (last.true, last.seeds) == (True, 20)
 
 
 def test_runs_that_only_chose_settings_are_no_evidence():

@@ -42,6 +42,15 @@ def test_first_order_and_averaged_it_is_scaffold_bit_for_bit(changes, engine):
             assert equal_bits(mine.after.state.variates.clients[n], theirs.after.state.clients[n])
 
 
+@pytest.mark.parametrize("curvature", ["online", "offline"])
+def test_engines_agree_on_the_cavity_with_a_prior(curvature):
+    """Offline nothing is folded up along the path but the gradients."""
+    method = Fola(cavity=True, curvature=curvature, strength=1.0)
+    first, *others = (ragged().run(method, engine, rounds=3) for engine in ENGINES.values())
+    for other in others:
+        assert largest_difference(final(first), final(other)) < 1e-12
+
+
 @pytest.mark.parametrize("strength", [0.0, 10.0])
 def test_round_1_is_folas_and_round_2_is_not(strength):
     case = ragged()

@@ -164,6 +164,9 @@ def test_the_best_settings_run_again_and_nothing_twice(out, tmp_path, monkeypatc
 
     assert main([str(tmp_path / "mine.yaml"), "--out", str(out), "--dry-run"]) == 0
     assert "confirming  12 more" in capsys.readouterr().out
+    study_of(tmp_path, cases=["fedavg", {"method": "fola", "confirming": 1}])
+    assert main([str(tmp_path / "mine.yaml"), "--dry-run", "--out", str(out)]) == 0
+    assert "confirming  8 more" in capsys.readouterr().out
 
 
 def test_another_study_may_choose_by_a_run_that_confirms_here(out, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """What workers cannot do is said in one line, before anything is trained."""
 
+import tempfile
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +11,14 @@ import torch
 
 from fl_lightning import discovery
 from fl_lightning.__main__ import main
-from fl_lightning.cluster.connection import Resources
+from fl_lightning.cluster import connection, session
+from fl_lightning.cluster.connection import Resources, slots
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.loop import federate
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.workers import choice
 from fl_lightning.workers.code import Code
 from fl_lightning.workers.crew import Workers
 from fl_lightning.workers.parallel import Parallel
@@ -60,6 +63,98 @@ def test_more_workers_than_there_is_room_for(ray_here):
 
 def test_gpus_that_are_not_there(ray_here):
     check_refused(r"no node .* can offer 1 CPU and 4 GPU", workers=Workers(2, resources=Resources(1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("resources", "held"),
+    [
+        (Resources(1), 8),
+        (Resources(3), 2),
+        (Resources(0, 1), 4),
+        (Resources(0, 2), 2),
+        (Resources(0, 0.5), 8),
+        (Resources(0, 0.1), 40),
+        (Resources(0, 0.4), 8),  # not ten: two fifths of two GPUs make no worker
+        (Resources(0, 0.75), 4),
+        (Resources(4, 0.5), 2),
+    ],
+)
+def test_parts_of_different_gpus_make_no_worker(resources, held):
+    assert slots([{"Resources": {"CPU": 8.0, "GPU": 4.0}}], resources) == held
+
+
+def test_ray_starts_as_many_parts_of_gpus_as_are_counted(ray_here):
+    nodes = [node for node in ray_here.nodes() if node["Alive"]]
+    assert slots(nodes, Resources(0.1, 0.4)) == 4  # of two GPUs
+
+    @ray_here.remote(num_cpus=0.1, num_gpus=0.4, max_restarts=0)
+    class Part:
+        def here(self):
+            return True
+
+    parts = [Part.remote() for _ in range(5)]
+    come, waiting = ray_here.wait([part.here.remote() for part in parts], num_returns=5, timeout=20)
+    for part in parts:
+        ray_here.kill(part)
+    assert (len(come), len(waiting)) == (4, 1)
+
+
+@pytest.mark.parametrize("resources", [(0, 0), (-1, 0), (1, -1), (float("nan"), 0), (1, float("nan"))])
+def test_sizes_that_no_process_has(resources):
+    with pytest.raises(UserError, match=r"must be >= 0 and not both 0, got"):
+        Workers(2, resources=Resources(*resources))
+
+
+def test_one_and_a_half_gpus():
+    with pytest.raises(UserError, match=r"part of one GPU or a whole number of them, got 1.5"):
+        Workers(2, resources=Resources(1, 1.5))
+
+
+def test_what_auto_could_never_have_is_refused_before_training(monkeypatch):
+    monkeypatch.setattr(choice, "is_connected", lambda: False)  # as if there were no cluster in this process
+    check_refused(
+        r"there is no room for a worker of 1 CPU and 4 GPU \(this machine: ",
+        workers=Workers("auto", resources=Resources(1, 4)),
+    )
+    monkeypatch.setattr(connection, "is_connected", lambda: False)
+    check_refused("no Ray cluster answers at 127.0.0.1:1 ", workers=Workers("auto", address="127.0.0.1:1"))
+
+
+def test_gpus_for_workers_that_are_to_compute_on_the_cpu(tmp_path, capsys):
+    flags = ["--data", "digits", "--model", "softmax", "--compute.device", "cpu", "--out", str(tmp_path)]
+    assert main(["run", *flags, "--workers", "2", "--resources.gpu", "0.5"]) == 2
+    assert "compute.device is cpu, but workers are to have GPUs; leave out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("running", "latest", "closed", "chosen"),
+    [
+        ({"a:1"}, None, set(), "a:1"),
+        ({"a:1", "b:2"}, "b:2", set(), "b:2"),
+        ({"a:1", "b:2"}, "b:2", {"b:2"}, "a:1"),
+        ({"a:1"}, "killed:9", set(), "a:1"),
+        (set(), "elsewhere:9", set(), "elsewhere:9"),
+        ({"a:1"}, "a:1", {"a:1"}, None),
+        (set(), None, set(), None),
+    ],
+)
+def test_auto_joins_no_private_cluster(tmp_path, monkeypatch, running, latest, closed, chosen):
+    from ray._private import services
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(services, "find_gcs_addresses", lambda: running)
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: latest)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for number, address in enumerate(closed):
+        folder = tmp_path / f"{session.PREFIX}{number}"
+        folder.mkdir()
+        session.note_address(folder, address)
+    if chosen is not None:
+        assert connection._joinable() == chosen
+        return
+    with pytest.raises(UserError, match="this machine belongs to no Ray cluster") as refusal:
+        connection._joinable()
+    assert ("for themselves" in str(refusal.value)) == bool(closed)
 
 
 def test_gpus_that_torch_does_not_see(ray_here):

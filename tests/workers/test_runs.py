@@ -1,8 +1,10 @@
 """Workers behind `run`, `compare`, `sweep` and `federate`: the same numbers, the same run."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
+import torch
 import yaml
 
 from fl_lightning import experiment
@@ -11,7 +13,9 @@ from fl_lightning.cluster.connection import Resources
 from fl_lightning.config import configure
 from fl_lightning.engines.functional import Functional
 from fl_lightning.loop import federate
+from fl_lightning.methods.fedavg import FedAvg, Report
 from fl_lightning.methods.fola import Fola
+from fl_lightning.params import zip_map
 from fl_lightning.system import activity
 from fl_lightning.workers import choice
 from fl_lightning.workers.choice import Auto
@@ -98,6 +102,35 @@ def rounds_of(workers, method=Fola(), engine=Functional(chunk=1)):  # noqa: B008
     case = ragged(sizes=(20, 7, 9, 33, 12, 5)).changed(rounds=2)
     arguments = (case.dataset, case.clients, case.training, case.federation, engine, 0, case.holdout)
     return list(federate(method, case.task(), *arguments, workers=workers))
+
+
+@dataclass(frozen=True)
+class Threads(FedAvg):
+    """Sends how many threads there are where a client is trained, in place of its model."""
+
+    def report(self, local, context):
+        return Report(zip_map(lambda p: torch.full_like(p, torch.get_num_threads()), local.params))
+
+
+@pytest.mark.parametrize("workers", [Workers(2, resources=NARROW), "auto"], ids=["two", "auto"])
+def test_wherever_clients_are_trained_there_is_one_thread(ray_here, workers):
+    """On two threads torch adds in another order than on one, and who trains whom must not matter."""
+    torch.set_num_threads(2)
+    try:
+        found = rounds_of(workers, Threads())
+        assert torch.get_num_threads() == 2  # the caller's own
+        assert {float(value) for p in final(rounds_of(1, Threads())).values() for value in p.flatten()} == {2.0}
+    finally:
+        torch.set_num_threads(1)
+    assert {float(value) for p in final(found).values() for value in p.flatten()} == {1.0}
+
+
+def test_workers_that_have_nothing_to_do_are_told_of_once(notes, ray_here):
+    rounds_of(Workers(2, resources=NARROW), engine=Functional(chunk=6))
+    told = "6 clients are trained in 1 groups, so 1 of 2 workers have nothing to do; --engine.chunk 3 would employ all"
+    assert notes == [told]
+    rounds_of(Workers(2, resources=NARROW), engine=Functional(chunk=3))
+    assert notes == [told]
 
 
 def test_auto_keeps_tiny_fits_in_this_process(notes):
