@@ -15,6 +15,7 @@ from .experiment import run as run
 from .federation import Federation as Federation
 from .loop import federate as federate
 from .method import Method as Method
+from .probes.accuracy import ClientJudge as ClientJudge
 from .probes.accuracy import measure as measure
 from .probes.accuracy import score as score
 from .record import RoundRecord as RoundRecord

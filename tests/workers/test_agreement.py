@@ -19,6 +19,7 @@ from fl_lightning.workers.parallel import Parallel
 from tests.cases import network, ragged
 from tests.pictures import pictures
 from tests.test_evaluation import with_tests
+from tests.test_own_module import Plain
 
 # What choices of FOLA go with, by the field; the forms by layers stand no large strength on this problem.
 INPUTS, KRON = ({"curvature_form": form, "strength": 0.1} for form in ("inputs", "kron"))
@@ -103,6 +104,8 @@ def test_every_engine(two, three):
         ("stragglers", unequal, Scaffold(), Functional(chunk=1)),
         ("pictures", pictures("paper").changed(rounds=1), Fola(curvature="offline"), Functional(chunk=1)),
         ("lightning", dropout.changed(rounds=1), Fola(), Lightning()),
+        ("a module of the user's own", ragged()._replace(model=Plain(0.5)).changed(rounds=2), Fola(), Lightning()),
+        ("such a one in the loop", ragged()._replace(model=Plain()).changed(rounds=2), Scaffold(), Functional(chunk=1)),
         ("tests of the clients' own", with_tests(many), Fola(), Functional(chunk=1)),
     ]
     assert list(differing(cases, two, three)) == []
