@@ -67,7 +67,8 @@ class Auto(Engine):
         return self.engine.in_groups(hooks, task, plans)
 
     def prepare(self, hooks: ClientHooks, task: Task, dataset: Dataset, finish: Finisher[Any]) -> None:
-        """Where no worker could be had is refused at once, not after some training."""
+        """What the engine refuses, and that no worker could be had, is said at once, not after some training."""
+        self.engine.prepare(hooks, task, dataset, finish)
         if self.wanted.address is None and not is_connected():
             check_held(1, local_nodes(), self.wanted.resources)
         else:
