@@ -233,7 +233,7 @@ class Study:
         for case in self.cases:
             require(
                 case.confirming is None or (whole(case.confirming) and case.confirming <= fresh),
-                f"study {self.name}: confirming of {case.label} must be a whole number from 1 to {fresh}, the seeds of "
+                f"study {self.name}: confirming of {case.label} must be a whole number of the {fresh} seeds of "
                 f"`confirm`, got {case.confirming!r}; leave it out for all of them",
             )
         settings = [self.base, *(case.settings for case in self.cases)]

@@ -64,10 +64,10 @@ def test_which_seeds_confirm(tmp_path, seeds, confirming, expected):
         ({"confirm": {"seeds": 3, "sedes": 1}}, "sedes"),
         (
             {"cases": [{"label": "FOLA", "method": "fola", "confirming": 4}]},
-            "confirming of FOLA must be a whole number from 1 to 3, the seeds of `confirm`, got 4",
+            "confirming of FOLA must be a whole number of the 3 seeds of `confirm`, got 4",
         ),
         ({"cases": [{"method": "fola", "confirming": "two"}]}, "got 'two'; leave it out for all of them"),
-        ({"confirm": None, "cases": [{"method": "fola", "confirming": 1}]}, "from 1 to 0"),
+        ({"confirm": None, "cases": [{"method": "fola", "confirming": 1}]}, "of the 0 seeds of `confirm`"),
         ({"continue_to": 9, "space": {"federation.rounds": [1, 2]}}, "tunes federation.rounds, which continue_to sets"),
     ],
 )

@@ -15,7 +15,7 @@ from tests.servers import free_port
 from tests.tune.clusters import alone, check_complete, cluster, timeless, tracked
 from tune.grid import cells
 from tune.study_file import load
-from tune.sweep import Options, sweep
+from tune.sweep import Options, _Runner, sweep
 
 SMALL = {
     "data": "digits",
@@ -236,3 +236,13 @@ def test_fresh_computes_again_once(out, tmp_path, address):
     assert outcome.computed == 1
     assert again.run_id != first.run_id
     assert timeless(again) == timeless(first)
+
+
+@pytest.mark.parametrize(
+    ("room", "at_once", "trials", "workers"),
+    [(8, None, 20, 1), (8, None, 3, 2), (8, 1, 20, 8), (8, 2, 20, 4), (8, 2, 1, 8), (2, None, 0, 2)],
+)
+def test_auto_gives_all_cores_to_the_trials_that_run_at_once(tmp_path, room, at_once, trials, workers):
+    options = Options(tmp_path, workers="auto", max_concurrent=at_once, address="elsewhere")
+    runner = _Runner(None, options, None, tmp_path, lambda: room, None, {})
+    assert runner._workers(trials) == workers
