@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs import Sweep
+from analysis.sweeps import Sweep
 from fl_lightning.config import PARTS, schema_of
 from fl_lightning.errors import UserError
 
@@ -32,6 +32,9 @@ def sweep_command(sweep: Sweep, place: str) -> str:
         parts[2] = f"{sweep.study}.yaml"
         usual = dict(sweep.content.get("base") or {})
     given = sweep.content.get("base") or {}
+    labels = [case["label"] for case in sweep.content.get("cases") or ()]
+    if set(sweep.content.get("among") or ()) - set(labels):
+        parts += ["--cases", ",".join(labels)]
     parts += [f"--{key}={_flag(value)}" for key, value in given.items() if usual.get(key, _MISSING) != value]
     return shlex.join([*parts, "--out", place])
 

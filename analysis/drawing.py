@@ -27,7 +27,7 @@ def draw(study: Picture, out: Path) -> tuple[Landscape, Path]:
     arrays = {name: np.asarray(value) for name, value in scene._asdict().items() if name != "critical"}
     arrays["critical"] = np.array([point.place for point in scene.critical])
     np.savez_compressed(folder / "landscape.npz", allow_pickle=False, **arrays)
-    paths = [folder / "study.yaml", folder / "landscape.npz"]
+    paths = [folder / "landscape.npz"]
     for name, figure in (("ridge_surface", surface(scene)), ("ridge_plane", plane(scene))):
         for kind in FORMATS:
             paths.append(folder / f"{name}.{kind}")

@@ -9,7 +9,8 @@ import pandas as pd
 
 from analysis import arrays
 from analysis.columns import narrow
-from analysis.runs import REFERENCE, NoRuns, Place, Runs, Sweep
+from analysis.runs import REFERENCE, NoRuns, Place, Runs
+from analysis.sweeps import Sweep
 from fl_lightning.uncertainty.kinds import kinds_in
 
 WITHOUT = "runs without a study"

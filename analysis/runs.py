@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -27,6 +27,7 @@ import yaml
 from analysis import studies, versions
 from analysis.columns import cases_of, narrow, no_such, pivot, status_of, typed, with_defaults
 from analysis.store import Content, Store, open_store
+from analysis.sweeps import Sweep, as_swept_last
 from fl_lightning.errors import UserError, unknown
 from fl_lightning.runs.palette import DISPLAY
 from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
@@ -43,24 +44,6 @@ REFERENCE = "reference"
 
 class NoRuns(UserError):  # noqa: N818 - reads as what it says
     """The store is fine, but holds no run of that kind."""
-
-
-class Sweep(NamedTuple):
-    """A sweep that has left its parent run.
-
-    Attributes:
-        study: Its name.
-        scale: At which scale.
-        run_id: Of the parent run.
-        content: The study as it was swept; empty while unknown.
-        cases: What its runs are called, by run id; empty until it has ended.
-    """
-
-    study: str
-    scale: str
-    run_id: str
-    content: Mapping[str, Any]
-    cases: Mapping[str, str]
 
 
 def load(
@@ -178,7 +161,10 @@ class Runs:
 
     def sweep(self, study: str, scale: str) -> Sweep | None:
         """What is known of a study that has runs here; the latest, if it was swept in several forms."""
-        return next((s for s in reversed(self.sweeps) if (s.study, s.scale) == (study, scale)), None)
+        return as_swept_last(self._sweeps_of(study, scale))
+
+    def _sweeps_of(self, study: str, scale: str) -> list[Sweep]:
+        return [sweep for sweep in self.sweeps if (sweep.study, sweep.scale) == (study, scale)]
 
     def load(
         self,
@@ -310,9 +296,10 @@ class Runs:
         scale = scale or scales[0]
         tagged = self._tags.index[self._tags[f"{STUDY_PREFIX}{study}"].eq(scale)]
         # A run that another study or scale had computed carries that one's tags; the sweep's own list has it too.
-        sweeps = [s for s in self.sweeps if (s.study, s.scale) == (study, scale)]
+        sweeps = self._sweeps_of(study, scale)
+        last = as_swept_last(sweeps)
         cases = {run_id: case for sweep in sweeps for run_id, case in sweep.cases.items()}
-        latest = sweeps[-1].cases if sweeps else {}
+        latest = last.cases if last else {}
         outdated = cases.keys() - latest.keys() if latest else set()
         if latest:  # what an earlier sweep had begun and never listed
             begun = self._tags.index[self._tags[PARENT_TAG].isin([sweep.run_id for sweep in sweeps[:-1]])]
@@ -324,8 +311,8 @@ class Runs:
         chosen["study"], chosen["scale"] = study, scale
         place = {run_id: number for number, run_id in enumerate(latest)}
         chosen = chosen.iloc[chosen["run_id"].map(place).fillna(len(place)).to_numpy().argsort(kind="stable")]
-        if sweeps:
-            chosen = studies.as_the_study_sees(chosen, sweeps[-1].content, self.store)
+        if last:
+            chosen = studies.as_the_study_sees(chosen, last.content, self.store)
         remark = f"{len(outdated)} runs of an earlier form of the study are left out"
         return chosen, [remark] if outdated else []
 

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-LATER = frozenset({"given", "confirming"})
+LATER = frozenset({"given", "confirming", "among"})
 
 
 def short_hash(study: Any) -> str:

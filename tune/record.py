@@ -42,7 +42,9 @@ class SweepRecord:
         self.run_id = self._tracker.run_id
         folder.mkdir(parents=True, exist_ok=True)
         content = json.loads(json.dumps(asdict(study), default=str))
-        write_atomically(folder / "study.yaml", yaml.safe_dump(content, sort_keys=False).encode())
+        said = folder / "study.yaml"
+        write_atomically(said, yaml.safe_dump(content, sort_keys=False).encode())
+        self.store([said])  # now, for reports that are made before the sweep ends
 
     @property
     def child_tags(self) -> dict[str, str]:
@@ -69,7 +71,7 @@ class SweepRecord:
         outcomes = [outcome._replace(runs=self._adopted(outcome)) for outcome in outcomes]
         table, protocol = rows(outcomes, study), protocol_of(outcomes, study)
         best = render(table, markdown=True) if table else ""
-        paths = [self._folder / "study.yaml"]
+        paths = []
         for name, text in (
             ("runs.csv", _runs_csv(outcomes)),
             ("best.md", f"{best}\n\n{protocol[0].upper()}{protocol[1:]}.\n" if table and protocol else best),

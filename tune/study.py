@@ -162,6 +162,7 @@ class Study:
         report: Whether figures and tables of the study are made at the end and stored with the sweep in MLflow.
         reference: Settings of a run that is computed first, for every environment and seed; where a setting is
             `@reference`, the folder of that run takes its place.
+        among: The labels of all contestants, where only some of them take part.
     """
 
     name: str
@@ -184,6 +185,7 @@ class Study:
     reference: Mapping[str, Any] | None = None
     report: bool = False
     memory: float = 0.0
+    among: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(isinstance(self.metric, str), f"metric must be the name of a metric, got {self.metric!r}")
@@ -270,7 +272,8 @@ class Study:
         for label in labels:
             if label not in known:
                 raise unknown(f"case of study {self.name}", label, known)
-        return replace(self, cases=tuple(case for case in self.cases if case.label in labels))
+        chosen = tuple(case for case in self.cases if case.label in labels)
+        return replace(self, cases=chosen, among=tuple(known)) if len(chosen) < len(known) else self
 
     def confirming_seeds(self, label: str) -> tuple[int, ...]:
         """The fresh seeds on which the best setting of a case runs, by its label."""

@@ -152,7 +152,7 @@ def _require_plain(what: str, name: Any) -> None:
 
 def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
     _require_plain("the name of a study (its file)", name)
-    known = {item.name for item in fields(Study)} - {"name", "scale"}
+    known = {item.name for item in fields(Study)} - {"name", "scale", "among"}
     for key in content:
         if key not in known:
             raise unknown(f"key of study {name}", str(key), known)

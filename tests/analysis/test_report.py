@@ -11,6 +11,7 @@ import pytest
 
 from analysis import claims, commands, report, runs
 from analysis.parts import parts
+from analysis.sweeps import Sweep
 from fl_lightning.__main__ import main
 from fl_lightning.config import flags_to_settings
 from fl_lightning.runs.identity import identity
@@ -174,7 +175,7 @@ def test_a_comparison_is_repeated_by_the_command_that_made_it():
     variants = ["fedavg", "no prior:fola+strength=0"]
     study = study_of({"data.alpha": "0.01"}, variants, [0, 2], "mine")
     content = json.loads(json.dumps(asdict(study), default=str))
-    words = shlex.split(commands.sweep_command(runs.Sweep("mine", "all", "id", content, {}), "runs"))
+    words = shlex.split(commands.sweep_command(Sweep("mine", "all", "id", content, {}), "runs"))
     assert words[:4] == ["fl-lightning", "compare", "--methods", "fedavg:fedavg,no prior:fola+strength=0"]
     again = study_of({"data.alpha": "0.01"}, words[3].split(","), [0, 2], "mine")
     assert again.cases == study.cases
@@ -183,9 +184,18 @@ def test_a_comparison_is_repeated_by_the_command_that_made_it():
 
 def test_a_sweep_with_pinned_settings_is_repeated_with_them():
     content = {"base": {"data": "digits", "training.lr": 0.5, "data.subset": 0.1}}
-    swept = runs.Sweep("demo", "smoke", "id", content, {})
+    swept = Sweep("demo", "smoke", "id", content, {})
     command = commands.sweep_command(swept, "my runs")
     assert "--training.lr=0.5" in command
     assert "--data.subset=0.1" in command
     assert command.startswith("fl-lightning sweep demo --scale smoke")
     assert command.endswith("--out 'my runs'")
+
+
+def test_a_sweep_of_some_cases_is_repeated_with_them():
+    content = {"cases": [{"label": "FOLA"}, {"label": "my own"}], "among": ["FOLA", "FedAvg", "my own"]}
+    swept = Sweep("demo", "smoke", "id", content, {})
+    words = shlex.split(commands.sweep_command(swept, "runs"))
+    assert words[3:7] == ["--scale", "smoke", "--cases", "FOLA,my own"]
+    complete = swept._replace(content={**content, "among": ["FOLA", "my own"]})
+    assert "--cases" not in commands.sweep_command(complete, "runs")

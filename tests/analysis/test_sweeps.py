@@ -1,0 +1,102 @@
+"""A study that is swept in several steps is one study; one that has changed is another."""
+
+import shutil
+
+import pytest
+import yaml
+
+from analysis import runs
+from analysis.parts import parts
+from analysis.sweeps import Sweep, as_swept_last
+from tests.analysis.conftest import TINY, sweep_here
+from tune import record
+from tune.study_file import load
+
+STUDY = {
+    "base": {**TINY, "federation.rounds": 1},
+    "cases": ["fedavg", "fola", "fedprox"],
+    "thresholds": [0.3],
+    "scales": {"smoke": {}},
+}
+
+
+@pytest.fixture
+def place(tmp_path, empty_store, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    out = tmp_path / "runs"
+    out.mkdir()
+    shutil.copy(empty_store, out / "mlflow.db")
+    return out
+
+
+def written(out, **changes):
+    path = out.parent / "mine.yaml"
+    path.write_text(yaml.safe_dump({**STUDY, **changes}))
+    return load(str(path), "smoke")
+
+
+def swept(label, among=("a", "b", "c"), **content):
+    said = {"cases": [{"label": label}], "among": list(among), "thresholds": [], **content}
+    return Sweep("mine", "all", f"sweep of {label}", said, {f"run of {label}": label})
+
+
+def test_cases_that_were_swept_one_after_the_other_are_shown_together(place, monkeypatch):
+    study = written(place)
+    for labels, shown in ((["fola"], {"FOLA"}), (["fedprox"], {"FOLA", "FedProx"}), (["fola"], {"FOLA", "FedProx"})):
+        sweep_here(study.only(labels), place, monkeypatch)
+        table = runs.load(place, study="mine")
+        assert set(table["case"]) == shown
+        assert table.attrs["remarks"] == []
+    sweep_here(study, place, monkeypatch)
+    assert set(runs.load(place, study="mine")["case"]) == {"FedAvg", "FOLA", "FedProx"}
+
+
+def test_a_case_that_the_study_no_longer_has_is_left_out(place, monkeypatch):
+    sweep_here(written(place), place, monkeypatch)
+    sweep_here(written(place, cases=["fedavg", "fola"]), place, monkeypatch)
+    table = runs.load(place, study="mine")
+    assert set(table["case"]) == {"FedAvg", "FOLA"}
+    assert table.attrs["remarks"] == ["1 runs of an earlier form of the study are left out"]
+
+
+def test_what_a_study_says_is_known_before_its_sweep_ends(place):
+    study = written(place)
+    sweep = record.open_sweep(study, place, place / "sweeps" / "mine")
+    (known,) = runs.Runs(place).sweeps
+    assert known.run_id == sweep.run_id
+    assert known.content["thresholds"] == [0.3]
+    assert known.cases == {}
+
+
+def test_a_sweep_of_all_cases_by_name_is_that_of_the_study(place):
+    study = written(place)
+    assert study.only(["fola", "fedprox", "fedavg"]) == study
+    assert study.only(["fola"]).identity != study.identity
+
+
+def test_sweeps_are_joined_in_the_order_of_the_study():
+    whole = as_swept_last([swept("c"), swept("a"), swept("b")])
+    assert [case["label"] for case in whole.content["cases"]] == ["a", "b", "c"]
+    assert whole.cases == {f"run of {label}": label for label in "abc"}
+    assert whole.run_id == "sweep of b"
+
+
+def test_another_study_is_not_joined():
+    assert as_swept_last([swept("a", thresholds=[0.5]), swept("b")]) == swept("b")
+    assert as_swept_last([swept("a"), swept("b", among=())]) == swept("b", among=())
+    assert as_swept_last([]) is None
+
+
+def test_the_later_sweep_of_a_case_counts():
+    early = swept("a")._replace(cases={"old": "a"})
+    whole = as_swept_last([early, swept("a"), swept("b")])
+    assert set(whole.cases) == {"run of a", "run of b"}
+
+
+def test_a_report_asks_about_the_studys_levels_while_it_runs(place, monkeypatch):
+    study = written(place)
+    sweep_here(study.only(["fola"]), place, monkeypatch)
+    record.open_sweep(study.only(["fedavg"]), place, place / "sweeps" / "other")
+    (part,) = parts(place, "mine")
+    assert part.thresholds == (0.3,)
+    assert set(part.runs["case"]) == {"FOLA"}
