@@ -34,6 +34,7 @@ from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
 from fl_lightning.runs.recording import STOPPED_TAG
 from fl_lightning.runs.track import PARENT_TAG
 from fl_lightning.system.spreadsheet import original
+from tune.record import SWEPT_TAG
 
 Place = str | Path | None
 KEY_COLUMNS = ("run_id", "case", "method", "data", "model", "seed", "partition", "status", "ended", "diverged")
@@ -142,13 +143,16 @@ class Runs:
 
     @cached_property
     def sweeps(self) -> list[Sweep]:
-        """Every sweep of the store, the oldest first."""
+        """Every sweep of the store, the one that was begun or gone on with last at the end."""
         tags = self._tags
         if "kind" not in tags:
             return []
-        started = self._content.runs.set_index("run_id")["start"]
         found = tags.loc[tags["kind"].eq("sweep")]
-        return [self._sweep(str(run_id)) for run_id in started.reindex(found.index).sort_values().index]
+        turn = self._content.runs.set_index("run_id")["start"].reindex(found.index)  # in milliseconds
+        if SWEPT_TAG in found:  # those of earlier versions lack it
+            swept = pd.to_datetime(found[SWEPT_TAG]).map(lambda time: time.timestamp() * 1000, na_action="ignore")
+            turn = swept.fillna(turn)
+        return [self._sweep(str(run_id)) for run_id in turn.sort_values().index]
 
     @cached_property
     def studies(self) -> dict[str, list[str]]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from tune.outcome import CellOutcome, best_of, protocol_of, rows
 from tune.picture import Picture
 from tune.study import Study
 
+# When a sweep was last begun or gone on with: a study that was swept in two forms is what it was then.
+SWEPT_TAG = "swept"
+
 
 class SweepRecord:
     """The parent run of a sweep. The same study at the same scale goes on in the same one.
@@ -37,7 +41,7 @@ class SweepRecord:
     def __init__(self, study: Study | Picture, out: Path, folder: Path) -> None:
         self._study, self._out, self._folder = study, out, folder
         name = f"sweep {study.name}" + (f" {study.scale}" if study.scale else "")
-        tags = {"kind": "sweep", **_study_tags(study)}
+        tags = {"kind": "sweep", SWEPT_TAG: datetime.now(UTC).isoformat(), **_study_tags(study)}
         self._tracker = Tracker(out, f"sweep {study.name} {study.scale} {study.identity}", name, study.params, tags)
         self.run_id = self._tracker.run_id
         folder.mkdir(parents=True, exist_ok=True)

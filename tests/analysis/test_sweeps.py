@@ -59,6 +59,13 @@ def test_a_case_that_the_study_no_longer_has_is_left_out(place, monkeypatch):
     assert table.attrs["remarks"] == ["1 runs of an earlier form of the study are left out"]
 
 
+def test_a_study_that_was_swept_in_two_forms_is_the_one_that_was_gone_on_with_last(place, monkeypatch):
+    for rate in (0.1, 0.03, 0.1):
+        study = written(place, base={**STUDY["base"], "training.lr": rate})
+        sweep_here(study, place, monkeypatch)
+        assert set(runs.load(place, study="mine")["training.lr"]) == {rate}
+
+
 def test_what_a_study_says_is_known_before_its_sweep_ends(place):
     study = written(place)
     sweep = record.open_sweep(study, place, place / "sweeps" / "mine")
