@@ -27,7 +27,7 @@ import yaml
 from analysis import studies, versions
 from analysis.columns import cases_of, narrow, no_such, pivot, status_of, typed, with_defaults
 from analysis.store import Content, Store, open_store
-from analysis.sweeps import Sweep, as_swept_last
+from analysis.sweeps import Sweep, joined, steps
 from fl_lightning.errors import UserError, unknown
 from fl_lightning.runs.palette import DISPLAY
 from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
@@ -165,7 +165,7 @@ class Runs:
 
     def sweep(self, study: str, scale: str) -> Sweep | None:
         """What is known of a study that has runs here; the latest, if it was swept in several forms."""
-        return as_swept_last(self._sweeps_of(study, scale))
+        return joined(steps(self._sweeps_of(study, scale)))
 
     def _sweeps_of(self, study: str, scale: str) -> list[Sweep]:
         return [sweep for sweep in self.sweeps if (sweep.study, sweep.scale) == (study, scale)]
@@ -301,12 +301,14 @@ class Runs:
         tagged = self._tags.index[self._tags[f"{STUDY_PREFIX}{study}"].eq(scale)]
         # A run that another study or scale had computed carries that one's tags; the sweep's own list has it too.
         sweeps = self._sweeps_of(study, scale)
-        last = as_swept_last(sweeps)
+        last = joined(taken := steps(sweeps))
         cases = {run_id: case for sweep in sweeps for run_id, case in sweep.cases.items()}
         latest = last.cases if last else {}
         outdated = cases.keys() - latest.keys() if latest else set()
         if latest:  # what an earlier sweep had begun and never listed
-            begun = self._tags.index[self._tags[PARENT_TAG].isin([sweep.run_id for sweep in sweeps[:-1]])]
+            begun = self._tags.index[
+                self._tags[PARENT_TAG].isin([sweep.run_id for sweep in sweeps if sweep not in taken])
+            ]
             outdated |= set(begun) - latest.keys() - self._references
         table = table.loc[~table["run_id"].isin(outdated)]
         chosen = table.loc[table["run_id"].isin(tagged) | table["run_id"].isin(cases)].copy()

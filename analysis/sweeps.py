@@ -22,32 +22,40 @@ class Sweep(NamedTuple):
     cases: Mapping[str, str]
 
 
-def as_swept_last(sweeps: Sequence[Sweep]) -> Sweep | None:
-    """The last sweep of a study, with what earlier ones have found of the cases that it was told to leave out.
+def steps(sweeps: Sequence[Sweep]) -> list[Sweep]:
+    """The sweeps of a study that belong to its last one, which is the first of them.
 
-    `sweep STUDY --cases A` and then `--cases B` make one study of two cases, if it says the same of all else. A case
-    that is gone from the study itself stays out.
+    `sweep STUDY --cases A` and then `--cases B` are two steps of one study, if it says the same of all else. A case
+    that is gone from the study itself is none.
 
     Args:
         sweeps: Of one study at one scale, the oldest first.
     """
-    if not sweeps:
+    return [sweep for sweep in reversed(sweeps) if sweep is sweeps[-1] or _agree(sweeps[-1], sweep)]
+
+
+def joined(taken: Sequence[Sweep]) -> Sweep | None:
+    """What all steps of a study have found, as if it had been one sweep; the later one of a case counts."""
+    if not taken:
         return None
-    whole = sweeps[-1]
-    for earlier in reversed(sweeps[:-1]):
-        whole = _completed(whole, earlier)
+    whole = taken[0]
+    for earlier in taken[1:]:
+        ours, among = _by_label(whole.content), list(whole.content["among"])
+        new = {label: case for label, case in _by_label(earlier.content).items() if label not in ours}
+        cases = sorted([*ours.values(), *new.values()], key=lambda case: among.index(case["label"]))
+        named = {run_id: label for run_id, label in earlier.cases.items() if label in new}
+        whole = whole._replace(content={**whole.content, "cases": cases}, cases={**named, **whole.cases})
     return whole
 
 
-def _completed(sweep: Sweep, earlier: Sweep) -> Sweep:
-    """A sweep, with the cases that it lacks and an earlier one of the same study has."""
-    among, ours = list(sweep.content.get("among") or ()), _by_label(sweep.content)
-    wanted = {label: case for label, case in _by_label(earlier.content).items() if label in among and label not in ours}
-    if not wanted or _all_else(sweep.content) != _all_else(earlier.content):
-        return sweep
-    cases = sorted([*ours.values(), *wanted.values()], key=lambda case: among.index(case["label"]))
-    named = {run_id: label for run_id, label in earlier.cases.items() if label in wanted}
-    return sweep._replace(content={**sweep.content, "cases": cases}, cases={**named, **sweep.cases})
+def _agree(last: Sweep, earlier: Sweep) -> bool:
+    """Whether the last sweep was told to leave out cases, and an earlier one was of the same study."""
+    ours, theirs = _by_label(last.content), _by_label(earlier.content)
+    return (
+        theirs.keys() | ours.keys() <= set(last.content.get("among") or ())
+        and all(theirs[label] == ours[label] for label in theirs.keys() & ours.keys())
+        and _all_else(last.content) == _all_else(earlier.content)
+    )
 
 
 def _by_label(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

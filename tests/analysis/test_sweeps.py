@@ -1,13 +1,11 @@
 """A study that is swept in several steps is one study; one that has changed is another."""
 
-import shutil
-
 import pytest
 import yaml
 
 from analysis import runs
 from analysis.parts import parts
-from analysis.sweeps import Sweep, as_swept_last
+from analysis.sweeps import Sweep, joined, steps
 from tests.analysis.conftest import TINY, sweep_here
 from tune import record
 from tune.study_file import load
@@ -18,15 +16,6 @@ STUDY = {
     "thresholds": [0.3],
     "scales": {"smoke": {}},
 }
-
-
-@pytest.fixture
-def place(tmp_path, empty_store, monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    out = tmp_path / "runs"
-    out.mkdir()
-    shutil.copy(empty_store, out / "mlflow.db")
-    return out
 
 
 def written(out, **changes):
@@ -40,70 +29,87 @@ def swept(label, among=("a", "b", "c"), **content):
     return Sweep("mine", "all", f"sweep of {label}", said, {f"run of {label}": label})
 
 
-def test_cases_that_were_swept_one_after_the_other_are_shown_together(place, monkeypatch):
-    study = written(place)
+def joined_of(sweeps):
+    return joined(steps(sweeps))
+
+
+def test_cases_that_were_swept_one_after_the_other_are_shown_together(out, monkeypatch):
+    study = written(out)
     for labels, shown in ((["fola"], {"FOLA"}), (["fedprox"], {"FOLA", "FedProx"}), (["fola"], {"FOLA", "FedProx"})):
-        sweep_here(study.only(labels), place, monkeypatch)
-        table = runs.load(place, study="mine")
+        sweep_here(study.only(labels), out, monkeypatch)
+        table = runs.load(out, study="mine")
         assert set(table["case"]) == shown
         assert table.attrs["remarks"] == []
-    sweep_here(study, place, monkeypatch)
-    assert set(runs.load(place, study="mine")["case"]) == {"FedAvg", "FOLA", "FedProx"}
+    sweep_here(study, out, monkeypatch)
+    assert set(runs.load(out, study="mine")["case"]) == {"FedAvg", "FOLA", "FedProx"}
 
 
-def test_a_case_that_the_study_no_longer_has_is_left_out(place, monkeypatch):
-    sweep_here(written(place), place, monkeypatch)
-    sweep_here(written(place, cases=["fedavg", "fola"]), place, monkeypatch)
-    table = runs.load(place, study="mine")
+def test_a_step_that_was_killed_is_not_left_out(out, monkeypatch):
+    study = written(out)
+    with monkeypatch.context() as patch:
+        patch.setattr("tune.sweep.outcome_of", lambda *_: 1 / 0)  # after the run, before the list of runs
+        with pytest.raises(ZeroDivisionError):
+            sweep_here(study.only(["fola"]), out, monkeypatch)
+    sweep_here(study.only(["fedprox"]), out, monkeypatch)
+    table = runs.load(out, study="mine")
+    assert set(table["case"]) == {"FOLA", "FedProx"}
+    assert table.attrs["remarks"] == []
+
+
+def test_a_case_that_the_study_no_longer_has_is_left_out(out, monkeypatch):
+    sweep_here(written(out), out, monkeypatch)
+    sweep_here(written(out, cases=["fedavg", "fola"]), out, monkeypatch)
+    table = runs.load(out, study="mine")
     assert set(table["case"]) == {"FedAvg", "FOLA"}
     assert table.attrs["remarks"] == ["1 runs of an earlier form of the study are left out"]
 
 
-def test_a_study_that_was_swept_in_two_forms_is_the_one_that_was_gone_on_with_last(place, monkeypatch):
+def test_a_study_that_was_swept_in_two_forms_is_the_one_that_was_gone_on_with_last(out, monkeypatch):
     for rate in (0.1, 0.03, 0.1):
-        study = written(place, base={**STUDY["base"], "training.lr": rate})
-        sweep_here(study, place, monkeypatch)
-        assert set(runs.load(place, study="mine")["training.lr"]) == {rate}
+        study = written(out, base={**STUDY["base"], "training.lr": rate})
+        sweep_here(study, out, monkeypatch)
+        assert set(runs.load(out, study="mine")["training.lr"]) == {rate}
 
 
-def test_what_a_study_says_is_known_before_its_sweep_ends(place):
-    study = written(place)
-    sweep = record.open_sweep(study, place, place / "sweeps" / "mine")
-    (known,) = runs.Runs(place).sweeps
+def test_what_a_study_says_is_known_before_its_sweep_ends(out):
+    study = written(out)
+    sweep = record.open_sweep(study, out, out / "sweeps" / "mine")
+    (known,) = runs.Runs(out).sweeps
     assert known.run_id == sweep.run_id
     assert known.content["thresholds"] == [0.3]
     assert known.cases == {}
 
 
-def test_a_sweep_of_all_cases_by_name_is_that_of_the_study(place):
-    study = written(place)
+def test_a_sweep_of_all_cases_by_name_is_that_of_the_study(out):
+    study = written(out)
     assert study.only(["fola", "fedprox", "fedavg"]) == study
     assert study.only(["fola"]).identity != study.identity
 
 
 def test_sweeps_are_joined_in_the_order_of_the_study():
-    whole = as_swept_last([swept("c"), swept("a"), swept("b")])
+    whole = joined_of([swept("c"), swept("a"), swept("b")])
     assert [case["label"] for case in whole.content["cases"]] == ["a", "b", "c"]
     assert whole.cases == {f"run of {label}": label for label in "abc"}
     assert whole.run_id == "sweep of b"
 
 
 def test_another_study_is_not_joined():
-    assert as_swept_last([swept("a", thresholds=[0.5]), swept("b")]) == swept("b")
-    assert as_swept_last([swept("a"), swept("b", among=())]) == swept("b", among=())
-    assert as_swept_last([]) is None
+    assert joined_of([swept("a", thresholds=[0.5]), swept("b")]) == swept("b")
+    assert joined_of([swept("a"), swept("b", among=())]) == swept("b", among=())
+    assert joined_of([swept("b", cases=[{"label": "a"}, {"label": "b", "settings": 1}]), swept("b")]) == swept("b")
+    assert joined_of([]) is None
 
 
 def test_the_later_sweep_of_a_case_counts():
     early = swept("a")._replace(cases={"old": "a"})
-    whole = as_swept_last([early, swept("a"), swept("b")])
+    whole = joined_of([early, swept("a"), swept("b")])
     assert set(whole.cases) == {"run of a", "run of b"}
 
 
-def test_a_report_asks_about_the_studys_levels_while_it_runs(place, monkeypatch):
-    study = written(place)
-    sweep_here(study.only(["fola"]), place, monkeypatch)
-    record.open_sweep(study.only(["fedavg"]), place, place / "sweeps" / "other")
-    (part,) = parts(place, "mine")
+def test_a_report_asks_about_the_studys_levels_while_it_runs(out, monkeypatch):
+    study = written(out)
+    sweep_here(study.only(["fola"]), out, monkeypatch)
+    record.open_sweep(study.only(["fedavg"]), out, out / "sweeps" / "other")
+    (part,) = parts(out, "mine")
     assert part.thresholds == (0.3,)
     assert set(part.runs["case"]) == {"FOLA"}
