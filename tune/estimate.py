@@ -16,6 +16,7 @@ from fl_lightning.loop import federate
 from fl_lightning.probes.accuracy import measure
 from fl_lightning.runs import checkpoint, files
 from fl_lightning.runs.identity import identity
+from fl_lightning.runs.resume import known_rounds
 
 # The measured round sees about this many training samples; time is taken as proportional to them.
 SAMPLES = 2_000
@@ -55,19 +56,22 @@ class Estimate:
     def __init__(self) -> None:
         self._known: dict[str, Cost] = {}
 
-    def seconds(self, config: RunConfig) -> float:
-        """About how long a run takes by itself."""
-        return self.together([config])
+    def seconds(self, config: RunConfig, done: int = 0) -> float:
+        """About how long a run takes by itself, so many of whose rounds are there."""
+        return self.together([config], done)
 
-    def together(self, unit: Sequence[RunConfig]) -> float:
+    def together(self, unit: Sequence[RunConfig], done: int = 0) -> float:
         """About how long runs take that share their first round: one training, the clients measured once per E."""
         longest = max(unit, key=lambda config: (config.training.epochs, self.cost(config).train))
-        cost, split, federation = self.cost(longest), longest.split, longest.federation
+        cost, split, federation, evaluation = self.cost(longest), longest.split, longest.federation, longest.evaluation
         cohort = federation.cohort or split.clients * federation.fraction
         training = cost.samples * cohort / split.clients * longest.training.epochs * cost.train
-        measured = cohort * len({config.training.epochs for config in unit}) + len(unit)
         server = sum(self.cost(config).server for config in unit)
-        return cost.fixed + federation.rounds * (training + server + measured * cost.evaluate)
+        local = cohort * len({config.training.epochs for config in unit}) * evaluation.local_share
+        measured = len(unit) + (local if evaluation.local else 0)
+        left = range(done + 1, federation.rounds + 1)
+        due = sum(evaluation.is_due(round, federation.rounds) for round in left)
+        return cost.fixed + len(left) * (training + server) + due * measured * cost.evaluate
 
     def bytes(self, config: RunConfig, keep_checkpoint: bool) -> float:
         """About how much a run leaves on disk."""
@@ -136,10 +140,15 @@ class Forecast(NamedTuple):
     bytes: float
 
 
-def forecast(units: Sequence[Sequence[RunConfig]], slots: int, keep_checkpoints: bool) -> Forecast:
-    """What computing these units will cost."""
+def forecast(
+    units: Sequence[Sequence[RunConfig]], slots: int, keep_checkpoints: bool, out: Path | None = None
+) -> Forecast:
+    """What computing these units will cost; less, where rounds of their runs are known in a folder of all runs."""
     estimate = Estimate()
-    together = sum(map(estimate.together, units))
-    alone = sum(estimate.seconds(config) for unit in units for config in unit)
-    weight = sum(estimate.bytes(config, keep_checkpoints) for unit in units for config in unit)
+    runs = [config for unit in units for config in unit]
+    done = {identity(config): known_rounds(config, out) if out is not None else 0 for config in runs}
+    # What shares its first round has no other.
+    together = sum(estimate.together(unit, done[identity(unit[0])] if len(unit) == 1 else 0) for unit in units)
+    alone = sum(estimate.seconds(config, done[identity(config)]) for config in runs)
+    weight = sum(estimate.bytes(config, keep_checkpoints) for config in runs)
     return Forecast(together / slots, alone / slots, weight)

@@ -19,6 +19,15 @@ def confirmed(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
     return [on_fresh_seeds(study, cell) for cell in _best(study, tried, out)]
 
 
+def expected(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
+    """Both, as far as can be told before all settings have been tried: those that would be chosen now."""
+    # Where nothing is known yet, one setting of each contest stands for the best.
+    likely = {cell.contest: cell for cell in tried} | {cell.contest: cell for cell in _best(study, tried, out)}
+    best = [longer(study, cell) for cell in likely.values()]
+    fresh = [on_fresh_seeds(study, cell) for cell in best] if study.confirm is not None else []
+    return [*(best if study.continue_to is not None else []), *fresh]
+
+
 def longer(study: Study, cell: Cell) -> Cell:
     """With the rounds that a study continues to, if it does."""
     if study.continue_to is None:

@@ -124,7 +124,7 @@ def dry_run(study: "Study", how: "Options") -> None:
     from fl_lightning.workers.crew import check_held
     from tune.best import listed
     from tune.estimate import forecast
-    from tune.follow_up import longer, on_fresh_seeds
+    from tune.follow_up import expected
     from tune.grid import cells, environments
     from tune.packing import units
     from tune.sweep import fitting, local_slots, missing
@@ -154,25 +154,24 @@ def dry_run(study: "Study", how: "Options") -> None:
             f"confirming  {confirming} more: the best setting of each case and environment on fresh seeds, "
             f"{listed(study.confirm.seeds)}"
         )
-        # Which setting will be the best, nobody knows; one of each contest stands for it.
-        likely = {cell.group: on_fresh_seeds(study, longer(study, cell)) for cell in tried}
-        fresh = [config for cell in likely.values() for config in cell.configs]
-        todo = [*todo, *(fresh if how.fresh else missing(fresh, how.out, study.stop))]
+    if study.continue_to is not None:
+        print(f"then        the best setting of each case and environment goes on to {study.continue_to} rounds")
+    later = [config for cell in expected(study, tried, how.out) for config in cell.configs]
+    todo = [*todo, *(later if how.fresh else missing(later, how.out, study.stop))]
     if not todo:
         return
     work = units(todo)
     room = max(1, local_slots(how.resources) // each)
     slots = min(how.max_concurrent or sys.maxsize, room, fitting(study.memory))
     print("measuring a small round of every kind of run ...", file=sys.stderr, flush=True)
-    cost = forecast(work, slots, study.keep_checkpoints or study.continue_to is not None)
+    keeps = study.keep_checkpoints or study.continue_to is not None
+    cost = forecast(work, slots, keeps, None if how.fresh else how.out)
     shared = f"; {_duration(cost.alone)} if nothing were shared" if len(work) < len(todo) else ""
     print(f"time        about {_duration(cost.seconds)} with {slots} at once on this machine{shared}")
     _say_workers(how)
     print(f"disk        about {_size(cost.bytes)} in {shown(how.out)}")
     if study.reference is not None:
         print(f"before      {_references(study)} reference runs, not counted above")
-    if study.continue_to is not None:
-        print(f"then        the best setting of each case and environment goes on to {study.continue_to} rounds")
 
 
 def _say_workers(how: "Options") -> None:

@@ -164,7 +164,9 @@ def test_the_best_settings_run_again_and_nothing_twice(out, tmp_path, monkeypatc
     assert everything["confirms"].sum() == fresh
 
     assert main([str(tmp_path / "mine.yaml"), "--out", str(out), "--dry-run"]) == 0
-    assert "confirming  12 more" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "confirming  12 more" in said
+    assert "time" not in said  # the best settings are known, and nothing is left of them
     study_of(tmp_path, cases=["fedavg", {"method": "fola", "confirming": 1}])
     assert main([str(tmp_path / "mine.yaml"), "--dry-run", "--out", str(out)]) == 0
     assert "confirming  8 more" in capsys.readouterr().out

@@ -5,6 +5,7 @@ import pytest
 from fl_lightning import experiment
 from fl_lightning.config import configure
 from fl_lightning.experiment import Outputs
+from fl_lightning.runs.resume import known_rounds
 from tune import estimate
 from tune.estimate import Cost, Estimate, forecast
 
@@ -40,6 +41,37 @@ def test_time_follows_samples_epochs_rounds_and_evaluations(known):
     assert seconds(run(training__epochs=2, federation__rounds=3)) == 7 + 3 * (200 + 6 * 0.25)
     half = run(training__epochs=2, federation__rounds=3, federation__fraction=0.5)
     assert seconds(half) == 7 + 3 * (100 + 3.5 * 0.25)
+
+
+def test_what_is_not_measured_takes_no_time(known):
+    seconds, trained = Estimate().seconds, 7 + 3 * 100
+    three = {"training__epochs": 1, "federation__rounds": 3}
+    assert seconds(run(**three, evaluation__local_share=0.2)) == pytest.approx(trained + 3 * (1 + 5 * 0.2) * 0.25)
+    assert seconds(run(**three, evaluation__local=False)) == trained + 3 * 0.25
+    assert seconds(run(**three, evaluation__every=2)) == trained + 2 * 6 * 0.25  # rounds 2 and 3
+
+
+def test_rounds_that_are_there_take_no_time(known, out):
+    short = {"training__epochs": 1, "data__alpha": 1, "method": "fedavg"}
+    experiment.finish(experiment.rounds(run(**short, federation__rounds=3), out, outputs=Outputs(pictures=False)))
+    each = 100 + 6 * 0.25
+
+    def expected(rounds, **changes):
+        return forecast([[run(**short, federation__rounds=rounds, **changes)]], 1, False, out).seconds
+
+    assert expected(5) == 7 + 2 * each  # goes on from its checkpoint
+    assert expected(2) == 7  # read off it
+    assert expected(5, seed=1) == 7 + 5 * each
+    assert forecast([[run(**short, federation__rounds=5)]], 1, False).seconds == 7 + 5 * each
+
+
+def test_rounds_of_a_run_that_was_interrupted_take_no_time(known, out):
+    config = run(federation__rounds=4, data__alpha=1)
+    progress = experiment.rounds(config, out, outputs=Outputs(pictures=False))
+    for _ in range(2):
+        next(progress)
+    progress.close()
+    assert known_rounds(config, out) == 2
 
 
 def test_disk_follows_rounds_and_kept_checkpoints(known):
