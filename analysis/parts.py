@@ -93,8 +93,12 @@ class Part:
 
     @cached_property
     def has_curvatures(self) -> bool:
-        """Whether forms of curvature are compared."""
-        return self.varies("method.curvature_form") or bool(len(self.ridges))
+        """Whether forms of curvature are compared: of the cases, no two have the same one, evaluated alike."""
+        if not self.varies("method.curvature_form"):
+            return bool(len(self.ridges))
+        named = self.runs.dropna(subset="method.curvature_form")  # other methods have none
+        forms = [key for key in ("method.curvature_form", "method.curvature") if key in named]
+        return bool(named.groupby(forms, dropna=False)["case"].nunique().max() == 1)
 
 
 def parts(

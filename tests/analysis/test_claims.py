@@ -356,3 +356,26 @@ def test_a_study_that_is_not_there_has_no_claims(smoke_store):
 def test_the_page_of_rules_is_that_of_the_code():
     page = Path(__file__).parents[2] / "docs" / "claims.md"
     assert page.read_text() == claims.rules(), "run: python -m analysis.claims > docs/claims.md"
+
+
+def of_forms(**forms):
+    """Runs of FedAvg and of FOLA's cases, each with a form of curvature."""
+    tables = [rounds_table(cases=("FedAvg",), rounds=3)]
+    for case, form in forms.items():
+        mine = rounds_table(cases=("FOLA",), rounds=3, **{"method.curvature_form": form, "method.curvature": "online"})
+        tables.append(mine.assign(case=case, run_id=case + mine["run_id"]))
+    return part_of(pd.concat(tables, ignore_index=True))
+
+
+@pytest.mark.parametrize(
+    ("forms", "shown"),
+    [
+        ({"FOLA": "diagonal", "kron": "kron"}, "curvatures"),
+        # Some of its rivals are FOLA's own, and one has another form: that is no comparison of forms.
+        ({"FOLA": "diagonal", "cavity": "diagonal", "layers": "inputs"}, "learning_curves"),
+    ],
+)
+def test_curves_are_of_forms_where_forms_are_compared(forms, shown):
+    part = of_forms(**forms)
+    fitting = {entry.key for entry in CATALOGUE if entry.key in ("curvatures", "learning_curves") and entry.fits(part)}
+    assert fitting == {shown}
