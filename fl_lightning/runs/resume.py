@@ -37,7 +37,7 @@ def saved_rounds(
 
 
 def known_rounds(config: RunConfig, out: Path) -> int:
-    """How many rounds of a run that has not ended need not be computed; for estimates, so no checkpoint is read whole."""
+    """How many rounds of a run that has not ended need not be computed; no checkpoint is read whole."""
     rounds = config.federation.rounds
     for relative in (config, *_relatives(config, out)):
         with suppress(UserError):
