@@ -162,7 +162,8 @@ def best_of_grid(
         `n` of the metric, `remark`, `diverged_seeds` (of this setting, if none was eligible), `tried` (settings),
         `diverged` and `incomplete` (settings that were not eligible), `budget` (settings that every case of the contest
         has), `expected` (best of so many, expected), `run_ids` and, by seed, `outcomes` (NaN if it diverged);
-        `confirmed`, whether these are runs on fresh seeds, and `chosen_mean`, of the seeds that chose.
+        `confirmed`, whether these are runs on fresh seeds, and `chosen_mean`, of the seeds that chose (NaN if they
+        have not gone on to as many rounds).
     """
     column(table, metric)
     chosen_by = chosen_by or table.attrs.get("metric") or metric
@@ -177,8 +178,7 @@ def best_of_grid(
     table.attrs = {}  # and so would these
     rows: list[dict[str, Any]] = []
     for contest in _groups(table, keys):
-        found = [_chosen(case, settings, metric, chosen_by) for case in _groups(contest, ["case"])]
-        mine = [one for one in found if one is not None]
+        mine = [_chosen(case, settings, metric, chosen_by) for case in _groups(contest, ["case"])]
         # A picture that shows a tuned setting compares settings, of which only the best has fresh seeds.
         needed = [one for one in mine if len(one.good)]
         confirmed = settings == everything and bool(needed) and all(len(one.fresh) for one in needed)
@@ -195,13 +195,14 @@ class _Chosen(NamedTuple):
     """The best setting of one case in one contest.
 
     Attributes:
-        runs: All runs of this setting that had a part in choosing.
+        runs: All runs of this setting that had a part in choosing; if there are none, those that confirm it.
         good: Those of them that ended, one for each seed.
         fresh: Its runs that confirm it.
         tried: How many settings there were.
         diverged: How many of them diverged for some seed.
         incomplete: How many lack seeds.
         scores: The means of all that were eligible, large if good, by which the choice was made, and of the metric.
+        chooses: Whether any of its runs had a part in choosing.
     """
 
     runs: pd.DataFrame
@@ -211,18 +212,20 @@ class _Chosen(NamedTuple):
     diverged: int
     incomplete: int
     scores: list[tuple[float, float]]
+    chooses: bool
 
 
-def _chosen(case: pd.DataFrame, settings: Sequence[str], metric: str, chosen_by: str) -> _Chosen | None:
+def _chosen(case: pd.DataFrame, settings: Sequence[str], metric: str, chosen_by: str) -> _Chosen:
     # In the order in which they were tried, which decides between equals.
     numbers = case.groupby(list(settings), dropna=False, sort=False).ngroup() if settings else pd.Series(0, case.index)
     # Of arrays, since a table of its own for each of thousands of settings takes seconds.
     setting, seed = numbers.to_numpy(), case["seed"].to_numpy()
-    is_fresh = case["confirms"].astype(bool).to_numpy() if "confirms" in case else np.zeros(len(case), bool)
+    confirms = case["confirms"].astype(bool).to_numpy() if "confirms" in case else np.zeros(len(case), bool)
+    # Where fresh seeds alone have so many rounds, they are of the one setting that was chosen before.
+    chooses = not confirms.all()
+    is_fresh = confirms if chooses else np.zeros(len(case), bool)
     has_ended, has_diverged = case["ended"].to_numpy(bool), case["status"].eq("diverged").to_numpy(bool)
     groups = pd.unique(setting[~is_fresh])
-    if not len(groups):
-        return None
     is_good = has_ended & case[chosen_by].notna().to_numpy() & ~is_fresh
     is_good[is_good] = ~pd.DataFrame({0: setting[is_good], 1: seed[is_good]}).duplicated(keep="last").to_numpy()
     values, shown_values = case[chosen_by].to_numpy(), case[metric].to_numpy()
@@ -237,15 +240,16 @@ def _chosen(case: pd.DataFrame, settings: Sequence[str], metric: str, chosen_by:
     return _Chosen(
         runs=case.loc[is_best & ~is_fresh],
         good=case.iloc[good[place]],
-        fresh=case.loc[(has_ended | has_diverged) & is_best & is_fresh],
+        fresh=case.loc[(has_ended | has_diverged) & is_best & confirms],
         tried=len(groups),
-        diverged=sum(one.diverged > 0 for one in tried),
+        diverged=sum(one.diverged > 0 for one in tried) if chooses else 0,
         incomplete=sum(not whole and one.diverged == 0 for one, whole in zip(tried, complete, strict=True)),
         scores=[
             (way * one.mean, float(pd.Series(shown_values[rows]).mean()))
             for one, rows, whole in zip(tried, good, complete, strict=True)
-            if whole
+            if whole or (not chooses and one.scores)
         ],
+        chooses=chooses,
     )
 
 
@@ -276,7 +280,7 @@ def _described(
             **dict(zip(good["seed"], good[metric], strict=True)),
         },
         "confirmed": confirmed,
-        "chosen_mean": float(one.good[metric].mean()),
+        "chosen_mean": float(one.good[metric].mean()) if one.chooses else math.nan,
     }
 
 

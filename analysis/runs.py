@@ -15,7 +15,7 @@ on a fresh seed that confirms a choice; nobody chooses by it. Runs that diverged
 stays in the table.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -310,7 +310,8 @@ class Runs:
                 self._tags[PARENT_TAG].isin([sweep.run_id for sweep in sweeps if sweep not in taken])
             ]
             outdated |= set(begun) - latest.keys() - self._references
-        table = table.loc[~table["run_id"].isin(outdated)]
+        dropped = self._no_longer_listed(table.loc[table["run_id"].isin(tagged)], taken, latest) - outdated
+        table = table.loc[~table["run_id"].isin(outdated | dropped)]
         chosen = table.loc[table["run_id"].isin(tagged) | table["run_id"].isin(cases)].copy()
         labels = [cases.get(run_id, own) for run_id, own in zip(chosen["run_id"], chosen["case"], strict=True)]
         chosen["case"] = [DISPLAY.get(label, label) for label in labels]
@@ -319,8 +320,30 @@ class Runs:
         chosen = chosen.iloc[chosen["run_id"].map(place).fillna(len(place)).to_numpy().argsort(kind="stable")]
         if last:
             chosen = studies.as_the_study_sees(chosen, last.content, self.store)
-        remark = f"{len(outdated)} runs of an earlier form of the study are left out"
-        return chosen, [remark] if outdated else []
+        remarks = {
+            "of an earlier form of the study are left out": outdated,
+            "that the study has made and no longer asks for are left out": dropped,
+        }
+        return chosen, [f"{len(ids)} runs {words}" for words, ids in remarks.items() if ids]
+
+    def _no_longer_listed(self, tagged: pd.DataFrame, taken: Sequence[Sweep], listed: Mapping[str, str]) -> set[str]:
+        """Whole runs of cases whose sweep has ended without listing them: of settings that were the best once, or that
+        came with imported runs. A sweep that is still at work lists its runs later.
+
+        Args:
+            tagged: Runs of the study, by their own tags.
+            taken: The sweeps of the study that count.
+            listed: What these list.
+        """
+        state = self._content.runs.set_index("run_id")["state"]
+        ended = [sweep for sweep in taken if sweep.cases and state[sweep.run_id] == "FINISHED"]
+        swept = {DISPLAY.get(case["label"], case["label"]) for sweep in ended for case in sweep.content["cases"]}
+        whole = tagged["ended"] | tagged["status"].eq("diverged")
+        # What has been repeated since, with --fresh or by newer code, is told apart by `load`.
+        setting = tagged[SETTINGS_TAG].astype("string") + " " + tagged["federation.rounds"].astype("string")
+        repeated = setting.isin(setting.loc[tagged["run_id"].isin(listed)].dropna())
+        unlisted = tagged.loc[whole & tagged["case"].isin(swept) & ~repeated, "run_id"]
+        return set(unlisted) - listed.keys() - self._references
 
     @cached_property
     def _references(self) -> set[str]:

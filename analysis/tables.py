@@ -26,6 +26,7 @@ from analysis.statistics import (
 )
 from fl_lightning.errors import unknown
 from fl_lightning.uncertainty.kinds import kinds_in
+from tune.best import OPTIMISM_POINTS
 
 # What is measured on the clients' own test sets, and how a table calls it.
 PERSONAL = {
@@ -65,8 +66,8 @@ def accuracy_and_rounds(
             first = curves.loc[curves["GA"].ge(threshold)].groupby("run_id")["round"].min()
             line |= {f"rounds to {threshold:.0%}": first.mean(), f"rounds to {threshold:.0%} std": first.std()}
             line[f"reached {threshold:.0%}"] = len(first)
-        if best["confirmed"].any():
-            line["optimism (points)"] = _optimism(row)
+        if (best["confirmed"] & best["chosen_mean"].notna()).any():
+            line[OPTIMISM_POINTS] = _optimism(row)
         line |= {"n": row["n"], "diverged seeds": row["diverged_seeds"], "settings tried": row["tried"]}
         rows.append(line)
     return pd.DataFrame(rows)
@@ -99,7 +100,10 @@ def best_settings(runs: pd.DataFrame, metric: str = "GA") -> pd.DataFrame:
         }
         for (_, row), edge in zip(best.iterrows(), in_cells(at_edges(best, runs)), strict=True)
     ]
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    if table.get(OPTIMISM_POINTS, pd.Series([0.0])).isna().all():  # no length has both kinds of seeds
+        table = table.drop(columns=OPTIMISM_POINTS)
+    return table
 
 
 def paired_comparison(
@@ -304,7 +308,7 @@ def _chosen_and_confirmed(
     return {
         f"chosen {metric} (%)": 100 * row["chosen_mean"],
         **spread_columns(name, values if row["confirmed"] else values.iloc[:0]),
-        "optimism (points)": _optimism(row),
+        OPTIMISM_POINTS: _optimism(row),
     }
 
 

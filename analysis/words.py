@@ -76,7 +76,7 @@ def _one_contest(case: str, rival: str, row: "pd.Series[float]") -> str:
     difference, low, high = (row[f"difference (points){end}"] for end in ("", " low", " high"))
     spread = f"95 % interval {low:+.1f} to {high:+.1f}" if n >= MIN_FOR_INTERVAL else f"range {low:+.1f} to {high:+.1f}"
     behind = n - ahead - int(row["ties"])
-    if difference == 0:
+    if difference * (ahead - behind) <= 0:  # the mean and the number of seeds disagree
         text = f"{case} is ahead of {rival} in {ahead} of {_count(n, 'seed')} and behind in {behind}"
     else:
         side, number = ("ahead of", ahead) if difference > 0 else ("behind", behind)
@@ -115,10 +115,9 @@ def _best(runs: pd.DataFrame) -> list[str]:
     if protocol := contests.protocol(runs):
         remarks.insert(0, f"the best settings were {protocol}")
     sentences = [f"{remark[0].upper()}{remark[1:]}." for remark in remarks]
-    if len(best) and best["confirmed"].any():
-        too_good = (
-            100 * (best["chosen_mean"] - best["mean"])[best["confirmed"]].groupby(best["case"], sort=False).mean()
-        )
+    too_good = 100 * (best["chosen_mean"] - best["mean"])[best["confirmed"]].dropna() if len(best) else best
+    if len(too_good):
+        too_good = too_good.groupby(best["case"], sort=False).mean()
         each = ", ".join(f"{case} {points:+.1f}" for case, points in too_good.items())
         sentences.append(f"Optimism of the seeds that chose against fresh ones, in points of GA: {each}.")
     ranked = best.loc[best["n"] > 0].sort_values("mean", ascending=False)

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 # The server model's accuracy on data that belong to no client and serve only to choose.
 VALIDATION = "GA_validation"
+# How much too good the seeds that chose look: in points of an accuracy, or of any other metric.
+OPTIMISM_POINTS, OPTIMISM = "optimism (points)", "optimism"
 # The setting that every combination of conditions has a contest of its own for, unless it is tuned: a study may go on
 # to more rounds, and then both lengths have a best.
 ROUNDS = "federation.rounds"
@@ -124,12 +126,21 @@ def protocol(metric: str, seeds: Collection[int], confirming: Collection[int] = 
         same = "chosen and reported on the same seeds and the test set, as in the paper"
         return f"{same}: a little too good for every case alike"
     if not confirming:
-        return f"chosen by {metric} and reported on the test set, both on seeds {listed(seeds)}"
+        return f"chosen by {metric} and reported on the test set, both on {named(seeds)}"
     where = "" if metric == VALIDATION else " on the test set,"
     return (
-        f"chosen by {metric}{where} on seeds {listed(seeds)}; confirmed: the test set on seeds {listed(confirming)}"
+        f"chosen by {metric}{where} on {named(seeds)}; confirmed: the test set on {named(confirming)}"
         f"{' (some cases on the first of them)' if fewer else ''}, which had no part in the choice"
     )
+
+
+def named(seeds: Collection[int]) -> str:
+    """Seeds in words, and what they are.
+
+    >>> named([0]), named([3, 4])
+    ('seed 0', 'seeds 3 and 4')
+    """
+    return f"seed{'s' if len(seeds) != 1 else ''} {listed(seeds)}"
 
 
 def listed(seeds: Collection[int]) -> str:

@@ -9,31 +9,32 @@ from tune.outcome import best_of, outcome_of
 from tune.study import Study
 
 
-def continued(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
-    """The best setting of every case and environment, with more rounds."""
-    return [longer(study, cell) for cell in _best(study, tried, out)]
+def follows_up(study: Study) -> bool:
+    """Whether a study goes on when all settings have been tried."""
+    return study.continue_to is not None or study.confirm is not None
 
 
-def confirmed(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
-    """The best setting of every case and environment, on seeds that had no part in choosing it."""
-    return [on_fresh_seeds(study, cell) for cell in _best(study, tried, out)]
+def finals(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
+    """The best setting of every case and environment, with all rounds and, if the study confirms, on fresh seeds.
+
+    The seeds that chose do not go on where fresh ones do: nothing but the choice is read off them.
+    """
+    return [final(study, cell) for cell in _best(study, tried, out)] if follows_up(study) else []
 
 
 def expected(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
-    """Both, as far as can be told before all settings have been tried: those that would be chosen now."""
+    """The same, as far as can be told before all settings have been tried: those that would be chosen now."""
     # Where nothing is known yet, one setting of each contest stands for the best.
     likely = {cell.contest: cell for cell in tried} | {cell.contest: cell for cell in _best(study, tried, out)}
-    best = [longer(study, cell) for cell in likely.values()]
-    fresh = [on_fresh_seeds(study, cell) for cell in best] if study.confirm is not None else []
-    return [*(best if study.continue_to is not None else []), *fresh]
+    return [final(study, cell) for cell in likely.values()] if follows_up(study) else []
 
 
-def longer(study: Study, cell: Cell) -> Cell:
-    """With the rounds that a study continues to, if it does."""
-    if study.continue_to is None:
-        return cell
-    federation = replace(cell.config.federation, rounds=study.continue_to)
-    return replace(cell, config=replace(cell.config, federation=federation))
+def final(study: Study, cell: Cell) -> Cell:
+    """A setting with the rounds and on the seeds that a study ends with."""
+    if study.continue_to is not None:
+        federation = replace(cell.config.federation, rounds=study.continue_to)
+        cell = replace(cell, config=replace(cell.config, federation=federation))
+    return on_fresh_seeds(study, cell) if study.confirm is not None else cell
 
 
 def on_fresh_seeds(study: Study, cell: Cell) -> Cell:

@@ -21,6 +21,7 @@ from tune.study import Study
 PERCENT = frozenset({"GA", "LA", best.VALIDATION})
 # The column of settings that are best at an end of what was tried: a better one may lie beyond.
 EDGE = "at the edge"
+UNKNOWN = "-"
 
 
 class CellOutcome(NamedTuple):
@@ -67,11 +68,15 @@ def measured(metrics: Mapping[str, float], metric: str) -> float:
 
 
 def best_of(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:
-    """The best cell of every contest; see `tune.best`."""
+    """The best cell of every contest; see `tune.best`.
+
+    Fresh seeds choose nothing; where none but they have so many rounds, they are of the setting that was chosen before.
+    """
     contests: dict[Any, list[CellOutcome]] = {}
-    for outcome in outcomes:
-        if not outcome.cell.confirms:
-            contests.setdefault(outcome.cell.contest, []).append(outcome)
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.cell.confirms):
+        mine = contests.setdefault(outcome.cell.contest, [])
+        if not (outcome.cell.confirms and mine):
+            mine.append(outcome)
     found = [(mine, best.best([one.tried for one in mine])) for mine in contests.values()]
     return [mine[number] for mine, number in found if number is not None]
 
@@ -88,6 +93,7 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
     for outcome in best_of(outcomes):
         cell = outcome.cell
         shown = confirming.get(cell.contest, outcome)  # everything but the choice itself is of the fresh seeds
+        chose = [] if cell.confirms else outcome.good
         row = {key: _short(cell.environment.get(key, "")) for key in sorted(varied)}
         row["case"] = cell.case
         if len(lengths) > 1 and best.ROUNDS not in tuned:
@@ -98,19 +104,20 @@ def rows(outcomes: Sequence[CellOutcome], study: Study) -> list[dict[str, str]]:
             row[EDGE] = ", ".join(f"{key} ({side})" for key, side in at_edge.items())
         for metric in dict.fromkeys((study.metric, "GA", "LA", *probed)):
             if confirming and metric == _reported(study.metric):
-                row |= _confirmed(metric, outcome, confirming.get(cell.contest))
+                row |= _confirmed(metric, chose, confirming.get(cell.contest))
             else:
-                row[_title(metric)] = _mean((outcome if metric == study.metric else shown).good, metric)
+                row[_title(metric)] = _mean(chose if metric == study.metric else shown.good, metric)
         histories = [result.history for _, result in shown.runs]
         for threshold in study.thresholds:
             row[f"rounds to {threshold:.0%}"] = arrival(histories, threshold, ".2f")
-        row["runs"] = _counted(outcome)
+        row["runs"] = "" if cell.confirms else _counted(outcome)
         if confirming:
             row["confirming"] = _counted(confirming[cell.contest]) if cell.contest in confirming else ""
         table.append(row)
-    if not any(row.get(EDGE) for row in table):
-        return [{key: cell for key, cell in row.items() if key != EDGE} for row in table]
-    return table
+    # Columns that would say nothing: of a study that goes on with fresh seeds alone, no length has both kinds of seeds.
+    columns = (EDGE, best.OPTIMISM_POINTS, best.OPTIMISM)
+    silent = [key for key in columns if all(row.get(key, UNKNOWN) in ("", UNKNOWN) for row in table)]
+    return [{key: cell for key, cell in row.items() if key not in silent} for row in table]
 
 
 def protocol_of(outcomes: Sequence[CellOutcome], study: Study) -> str:
@@ -122,17 +129,17 @@ def protocol_of(outcomes: Sequence[CellOutcome], study: Study) -> str:
     return best.protocol(study.metric, study.seeds, study.confirm.seeds if study.confirm else (), fewer)
 
 
-def _confirmed(metric: str, chosen: CellOutcome, confirming: CellOutcome | None) -> dict[str, str]:
+def _confirmed(metric: str, chose: Sequence[Result], confirming: CellOutcome | None) -> dict[str, str]:
     """The same setting on seeds that had no part in choosing it, and how much too good the choice looked."""
     fresh = confirming.good if confirming is not None else []
-    means = [fmean(result.final[metric] for result in results) for results in (chosen.good, fresh) if results]
+    means = [fmean(result.final[metric] for result in results) for results in (chose, fresh) if results]
     percent = metric in PERCENT
     optimism = means[0] - means[1] if len(means) == 2 else None
-    name = "optimism (points)" if percent else "optimism"
+    name = best.OPTIMISM_POINTS if percent else best.OPTIMISM
     return {
-        f"chosen {_title(metric)}": _mean(chosen.good, metric),
+        f"chosen {_title(metric)}": _mean(chose, metric),
         f"confirmed {_title(metric)}": _mean(fresh, metric),
-        name: "-" if optimism is None else f"{100 * optimism:+.2f}" if percent else f"{optimism:+.3g}",
+        name: UNKNOWN if optimism is None else f"{100 * optimism:+.2f}" if percent else f"{optimism:+.3g}",
     }
 
 

@@ -154,7 +154,8 @@ class Study:
         search: How the space is searched.
         stop: When a run need not go on.
         continue_to: The best setting of every case and environment goes on to this many rounds.
-        confirm: The best setting of every case and environment runs again on seeds that had no part in choosing.
+        confirm: The best setting of every case and environment runs again on seeds that had no part in choosing; they
+            alone go on to more rounds then.
         thresholds: Levels of GA whose round of arrival the table shows.
         keep_checkpoints: Whether the final models stay on disk.
         keep_models: Whether the final models are kept as state dicts, on disk and in MLflow.

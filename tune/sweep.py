@@ -28,7 +28,7 @@ from fl_lightning.workers.crew import Crew, Workers, pool_of
 from tune import record
 from tune.cluster import connected
 from tune.estimate import Estimate
-from tune.follow_up import confirmed, continued
+from tune.follow_up import finals, follows_up
 from tune.grid import Cell, cells, reference_cells
 from tune.outcome import CellOutcome, outcome_of
 from tune.packing import Unit, compact, packs, units
@@ -122,12 +122,9 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
             if known is not None and study.reference is not None:
                 found = runner.references(reference_cells(study))
                 known = [replace(cell, references=found[cell.group[1]]) for cell in known]
-            tried = last = runner.search() if known is None else runner.grid(known)
-            if study.continue_to is not None:
-                last = runner.grid(continued(study, tried, options.out))
-                tried = [*tried, *last]
-            if study.confirm is not None:
-                tried = [*tried, *runner.grid(confirmed(study, last, options.out))]
+            tried = runner.search() if known is None else runner.grid(known)
+            if follows_up(study):
+                tried = [*tried, *runner.grid(finals(study, tried, options.out))]
         outcomes = [outcome_of(cell, options.out, study) for cell in tried]
         parent.close(study, outcomes, failures)
     except BaseException as reason:

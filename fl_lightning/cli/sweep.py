@@ -122,7 +122,7 @@ def dry_run(study: "Study", how: "Options") -> None:
     """Say what a sweep would cost."""
     from fl_lightning.cluster.connection import local_nodes
     from fl_lightning.workers.crew import check_held
-    from tune.best import listed
+    from tune.best import listed, named
     from tune.estimate import forecast
     from tune.follow_up import expected
     from tune.grid import cells, environments
@@ -141,7 +141,7 @@ def dry_run(study: "Study", how: "Options") -> None:
         print(f"{number} settings in {contests} contests, {runs} runs at most; Optuna chooses them as it goes")
         _say_workers(how)
         if study.confirm is not None:
-            print(f"then {confirming} runs that confirm the best settings on seeds {listed(study.confirm.seeds)}")
+            print(f"then {confirming} runs that confirm the best settings on {named(study.confirm.seeds)}")
         return
     tried = cells(study)
     configs = list({identity(config): config for cell in tried for config in cell.configs}.values())
@@ -149,15 +149,17 @@ def dry_run(study: "Study", how: "Options") -> None:
     print(f"study       {study.name} {study.scale}: {study.about}")
     print(f"settings    {len(tried)}, each with {len(study.seeds)} seeds")
     print(f"runs        {len(configs)}, of which {len(configs) - len(todo)} are there already")
+    later = [config for cell in expected(study, tried, how.out) for config in cell.configs]
+    left = later if how.fresh else missing(later, how.out, study.stop)
     if study.confirm is not None:
+        length = f", with {study.continue_to} rounds" if study.continue_to is not None else ""
         print(
             f"confirming  {confirming} more: the best setting of each case and environment on fresh seeds, "
-            f"{listed(study.confirm.seeds)}"
+            f"{listed(study.confirm.seeds)}{length}; {len(later) - len(left)} are there already"
         )
-    if study.continue_to is not None:
+    elif study.continue_to is not None:
         print(f"then        the best setting of each case and environment goes on to {study.continue_to} rounds")
-    later = [config for cell in expected(study, tried, how.out) for config in cell.configs]
-    todo = [*todo, *(later if how.fresh else missing(later, how.out, study.stop))]
+    todo = [*todo, *left]
     if not todo:
         return
     work = units(todo)

@@ -3,9 +3,10 @@
 import pytest
 import yaml
 
-from analysis import runs
+from analysis import contests, runs
 from analysis.parts import parts
 from analysis.sweeps import Sweep, joined, steps
+from fl_lightning.runs import folder as run_folder
 from tests.analysis.conftest import TINY, sweep_here
 from tune import record
 from tune.study_file import load
@@ -62,6 +63,34 @@ def test_a_case_that_the_study_no_longer_has_is_left_out(out, monkeypatch):
     table = runs.load(out, study="mine")
     assert set(table["case"]) == {"FedAvg", "FOLA"}
     assert table.attrs["remarks"] == ["1 runs of an earlier form of the study are left out"]
+
+
+def test_what_a_study_has_made_and_no_longer_asks_for_is_left_out(out, monkeypatch):
+    study = written(out, space={"training.lr": [0.1, 0.01]}, confirm={"seeds": 2}, continue_to=2, cases=["fola"])
+    sweep_here(study, out, monkeypatch)
+    before = runs.load(out, study="mine")
+    assert before.attrs["remarks"] == []
+    (chosen,) = before.loc[before["confirms"], "training.lr"].unique()
+    with monkeypatch.context() as patch:  # as if another setting were the best, as after a repetition
+        patch.setattr("tune.best._rank", lambda one: (len(one.scores), -one.diverged, -one.mean))
+        folder = sweep_here(study, out, monkeypatch).folder
+        table = runs.load(out, study="mine")
+        assert chosen not in set(table.loc[table["confirms"], "training.lr"])
+        assert len(table) == len(before) == 4
+        assert table.attrs["remarks"] == ["2 runs that the study has made and no longer asks for are left out"]
+        assert list(contests.best_of_grid(table)["n"]) == [1, 2]
+    record.open_sweep(study, out, folder)  # at work again: nobody knows yet
+    assert len(runs.load(out, study="mine")) == 6
+
+
+def test_a_run_of_a_study_that_was_repeated_is_said_to_be(out, monkeypatch):
+    study = written(out)
+    first = sweep_here(study, out, monkeypatch)
+    run_folder.forget(first.cells[0].runs[0][0], out)
+    sweep_here(study, out, monkeypatch)
+    table = runs.load(out, study="mine")
+    assert len(table) == 3
+    assert table.attrs["remarks"] == ["1 runs were repeated with --fresh; only the newest of each counts"]
 
 
 def test_a_study_that_was_swept_in_two_forms_is_the_one_that_was_gone_on_with_last(out, monkeypatch):

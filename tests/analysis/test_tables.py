@@ -121,6 +121,9 @@ def test_sentences_are_made_from_the_numbers():
     assert "FOLA sends 2 times as much per round as FedAvg" in text
     worse = runs.assign(GA=np.where(runs["case"].eq("FOLA"), 0.1, runs["GA"]))
     assert "FOLA is behind FedAvg in 3 of 3 seeds" in " ".join(words.summary(worse, rounds))
+    one_bad = runs.assign(GA=np.where(runs["case"].eq("FOLA"), np.where(runs["seed"].eq(0), 0.0, 0.61), 0.6))
+    said = " ".join(words.summary(one_bad, rounds))  # the mean would say behind, most seeds say ahead
+    assert "FOLA is ahead of FedAvg in 2 of 3 seeds and behind in 1, mean difference -19.3 points of GA" in said
 
 
 def test_sentences_of_enough_seeds_have_a_test_and_of_partial_data_say_so():

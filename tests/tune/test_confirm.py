@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 import yaml
 
-from analysis import runs
+from analysis import contests, runs, tables, words
 from fl_lightning.cli.sweep import main
 from fl_lightning.errors import UserError
 from fl_lightning.runs import folder as run_folder
@@ -125,21 +125,26 @@ def test_references_are_there_for_all_seeds(tmp_path):
 def test_the_best_settings_run_again_and_nothing_twice(out, tmp_path, monkeypatch, capsys):
     study = study_of(tmp_path, base={**BASE, "data.validation": 0.2}, continue_to=2)
     first = sweep_here(study, out, monkeypatch)
-    tuned, longer, fresh = 2 * 2 * 2 * 2, 2 * 2 * 2, 2 * 2 * 3
-    assert first.computed == tuned + longer + fresh
+    tuned, fresh = 2 * 2 * 2 * 2, 2 * 2 * 3
+    assert first.computed == tuned + fresh  # the seeds that chose do not go on
     confirming = [one for one in first.cells if one.cell.confirms]
     assert [len(one.runs) for one in confirming] == [3] * 4
-    chosen = {one.cell.contest: one for one in best_of(first.cells)}
+    chosen = {one.cell.group: one for one in best_of(first.cells) if not one.cell.confirms}
     for one in confirming:
         assert one.cell.config.federation.rounds == 2  # what the study goes on to
-        assert one.cell.point == chosen[one.cell.contest].cell.point
+        assert one.cell.point == chosen[one.cell.group].cell.point
         assert {config.seed for config, _ in one.runs} == {2, 3, 4}
         assert all(result.tags["purpose"] == "confirm" for _, result in one.runs)
     table = rows(first.cells, study)
     assert [row["rounds"] for row in table] == ["1"] * 4 + ["2"] * 4
+    assert [row["runs"] for row in table] == ["2"] * 4 + [""] * 4
     assert [row["confirming"] for row in table] == [""] * 4 + ["3"] * 4
-    assert [row["optimism (points)"] == "-" for row in table] == [True] * 4 + [False] * 4
-    last = next(one for one in confirming if one.cell.contest == best_of(first.cells)[-1].cell.contest)
+    for of_choice in ("GA_validation (%)", "chosen GA (%)"):
+        assert [row[of_choice] == "-" for row in table] == [False] * 4 + [True] * 4
+    assert [row["confirmed GA (%)"] == "-" for row in table] == [True] * 4 + [False] * 4
+    assert not any("optimism (points)" in row for row in table)  # seeds of one length alone could tell
+    last = best_of(first.cells)[-1]
+    assert last.cell.confirms
     fresh_mean = 100 * sum(result.final["LA"] for result in last.good) / 3
     assert table[-1]["LA (%)"].startswith(f"{fresh_mean:.2f}")  # as the confirmed GA beside it
     assert "no part in the choice" in protocol_of(first.cells, study)
@@ -160,12 +165,25 @@ def test_the_best_settings_run_again_and_nothing_twice(out, tmp_path, monkeypatc
     found = runs.load(out, "mine")
     assert set(found.loc[found["confirms"], "seed"]) == {2, 3, 4}
     assert set(found.loc[~found["confirms"], "seed"]) == {0, 1}
+    best = contests.best_of_grid(found).sort_values("federation.rounds", kind="stable")
+    assert list(best["federation.rounds"]) == [1] * 4 + [2] * 4
+    assert list(best["confirmed"]) == [False] * 4 + [True] * 4
+    assert best["chosen_mean"].isna().tolist() == [False] * 4 + [True] * 4
+    assert list(best["n"]) == [2] * 4 + [3] * 4
+    for (_, row), one in zip(best.iterrows(), rows(again.cells, study), strict=True):
+        name = "confirmed GA (%)" if row["confirmed"] else "chosen GA (%)"
+        assert one[name].startswith(f"{100 * row['mean']:.2f}")
+        assert (one["case"].lower(), float(one["training.lr"])) == (row["case"].lower(), row["training.lr"])
+    assert "optimism (points)" not in tables.best_settings(found)
+    assert "optimism (points)" not in tables.accuracy_and_rounds(found, runs.rounds(out, "mine"))
+    assert not any("Optimism" in sentence for sentence in words.summary(found, runs.rounds(out, "mine")))
     everything = runs.load(out)  # without the study, their own mark tells
     assert everything["confirms"].sum() == fresh
 
     assert main([str(tmp_path / "mine.yaml"), "--out", str(out), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "confirming  12 more" in said
+    assert "on fresh seeds, 2 to 4, with 2 rounds; 12 are there already" in said
     assert "time" not in said  # the best settings are known, and nothing is left of them
     study_of(tmp_path, cases=["fedavg", {"method": "fola", "confirming": 1}])
     assert main([str(tmp_path / "mine.yaml"), "--dry-run", "--out", str(out)]) == 0
