@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ PREFIX = "fl-ray-"
 OWNER = "owner.lock"
 PROCESSES = "processes"
 ADDRESS = "address"
+REMOVAL_SECONDS = 10.0
 # Tells the processes of a session where its list is; they inherit it.
 VARIABLE = "FL_LIGHTNING_SESSION"
 
@@ -31,23 +33,28 @@ def session() -> Iterator[Path]:
     """A folder for one local cluster; at the end nothing is left of it, and later sweeps know whose it was."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     lock = filelock.FileLock(folder / OWNER)
-    lock.acquire()  # until this process ends, however it ends
-    os.environ[VARIABLE] = str(folder)
     try:
+        lock.acquire()  # until this process ends, however it ends
+        os.environ[VARIABLE] = str(folder)
         yield folder
     finally:
         enrol(*started_for(folder))
         os.environ.pop(VARIABLE, None)
         end_processes(folder)  # usually none: Ray has shut down
         lock.release()
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def started_for(folder: Path) -> Iterator[int]:
-    """Ray's servers in this folder, and their children: an interrupted start has not put them on the list."""
-    for number in processes.descendants(os.getpid()):
-        with suppress(OSError):  # it has just ended
-            if str(folder).encode() in Path(f"/proc/{number}/cmdline").read_bytes():
+    """Ray's servers and workers of this session, and their children, whether or not they have got onto the list.
+
+    They name the folder in their command and carry it in their environment, also when who has started them is gone.
+    """
+    mark = f"{VARIABLE}={folder}".encode()
+    for number in processes.numbers():
+        with suppress(OSError):  # it has just ended, or is somebody else's
+            named, given = (Path(f"/proc/{number}/{file}").read_bytes() for file in ("cmdline", "environ"))
+            if str(folder).encode() in named and mark in given.split(b"\0"):
                 yield number
                 yield from processes.descendants(number)
 
@@ -87,7 +94,7 @@ def sweep_up() -> None:
                 continue  # another driver is just making it
             with filelock.FileLock(folder / OWNER, timeout=0):
                 end_processes(folder)
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
 
 
 def end_processes(folder: Path) -> None:
@@ -97,3 +104,23 @@ def end_processes(folder: Path) -> None:
             number, _, born = line.partition(" ")
             if number.isdecimal():
                 processes.end(int(number), born)
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder of a session that has ended, and the last of its processes, which would write it again.
+
+    Ray may just have been starting some; killed ones take a moment to be gone.
+    """
+    deadline = time.monotonic() + REMOVAL_SECONDS
+    while True:
+        late = list(started_for(folder))
+        for number in late:
+            processes.end(number, processes.birth(number) or "")
+        shutil.rmtree(folder, ignore_errors=True)
+        if not late and not folder.exists():
+            return
+        with suppress(OSError):
+            (folder / OWNER).touch()  # a folder without it counts as one that is just being made
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)

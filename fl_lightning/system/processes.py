@@ -24,12 +24,21 @@ def birth(number: int) -> str | None:
         return None
 
 
+def numbers() -> list[int]:
+    """Of all processes there are.
+
+    >>> os.getpid() in numbers()
+    True
+    """
+    return [int(folder.name) for folder in PROC.glob("[0-9]*")]
+
+
 def descendants(number: int) -> Iterator[int]:
     """The living children of a process, their children, and so on."""
     children: dict[int, list[int]] = {}
-    for folder in PROC.glob("[0-9]*"):
+    for each in numbers():
         with suppress(OSError, IndexError):  # it has just ended
-            children.setdefault(int(_stat(int(folder.name))[PARENT]), []).append(int(folder.name))
+            children.setdefault(int(_stat(each)[PARENT]), []).append(each)
     waiting = list(children.get(number, ()))
     while waiting:
         child = waiting.pop()

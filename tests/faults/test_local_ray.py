@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fl_lightning.cluster.session import session
 from fl_lightning.system.processes import descendants
 from tests.tune.clusters import ENVIRONMENT, Driver, cluster, wait_for_rounds
 
@@ -177,6 +178,32 @@ def test_ctrl_c_while_ray_starts(out, study, drive):
         assert driver.errors.split("\n") == ["", last, ""]
         assert driver.wait_until_gone(20) == {}
         assert not [name for name in os.listdir(driver.temporary) if name.startswith("fl-ray-")]
+
+
+WRITES_ON = """
+import sys, time
+from pathlib import Path
+
+logs, end = Path(sys.argv[1], "logs"), time.monotonic() + 60
+while time.monotonic() < end:
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / str(time.monotonic_ns())).touch()
+    except FileNotFoundError:  # somebody removes it
+        continue
+"""
+
+
+def test_nothing_is_left_of_a_session_whose_last_process_writes_on():
+    """As a worker does that Ray has just started: on no list, an orphan, and its log makes the folder anew."""
+    with session() as folder:
+        start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WRITES_ON!r}, {str(folder)!r}])"
+        subprocess.run([sys.executable, "-c", start], check=True)
+        while not (folder / "logs").exists():
+            time.sleep(0.005)
+    assert not folder.exists()
+    time.sleep(0.5)
+    assert not folder.exists()
 
 
 def test_a_terminal_sees_no_stray_letters(out, study):
