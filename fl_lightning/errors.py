@@ -36,7 +36,9 @@ def unknown(kind: str, given: str, known: Iterable[str], meant: str | None = Non
         elsewhere: Says where the names are listed if they are many.
     """
     names = sorted(known)
-    near = [meant] if meant else get_close_matches(given, names, n=1, cutoff=0.6)
+    by_letters = {name.lower(): name for name in names}
+    close = get_close_matches(given.lower(), by_letters, n=1, cutoff=0.6)
+    near = [meant] if meant else [by_letters[name] for name in close]
     hint = f"did you mean {near[0]!r}? " if near else ""
     shown = elsewhere if elsewhere and len(names) > 15 else f"expected one of {', '.join(names)}"
     return UserError(f"unknown {kind} {given!r}: {hint}{shown}")

@@ -199,7 +199,7 @@ def _import(file: Path, out: Path) -> int:
     print(f"{len(new)} runs of {file} are new in {out}, {known} were there")
     studies = {(name.partition(".")[2], scale) for one in new for name, scale in one.tags.items() if "study." in name}
     for study, scale in sorted(studies):
-        print(f"for its table  fl-lightning sweep {study} --scale {scale}")
+        print(f"for its table  fl-lightning sweep {study} --scale {scale}  (--dry-run: what is left to compute)")
     return 0
 
 
