@@ -34,6 +34,9 @@ def unknown(kind: str, given: str, known: Iterable[str], meant: str | None = Non
         known: The names there are.
         meant: The one that was probably meant, if that is known better than by its letters.
         elsewhere: Says where the names are listed if they are many.
+
+    >>> print(unknown("case", "Fola", ["FOLA", "FedAvg"]))
+    unknown case 'Fola': did you mean 'FOLA'? expected one of FOLA, FedAvg
     """
     names = sorted(known)
     by_letters = {name.lower(): name for name in names}
