@@ -5,7 +5,9 @@ INSTALLED := .venv/installed
 # Python 3.12 and later can tell which lines run at almost no cost.
 COVERAGE := COVERAGE_CORE=$(shell $(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 
-.PHONY: setup demo test counted system quick check docs golden bench chaos format clean
+PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
+
+.PHONY: setup demo test unit system exhaustive quick coverage check docs golden bench chaos format clean
 
 setup: $(INSTALLED)
 
@@ -21,20 +23,26 @@ demo: setup
 
 # The checks take one core for more than a minute where mypy has no cache yet, so they run beside the tests.
 test: setup
-	$(MAKE) --no-print-directory --jobs=2 check counted
+	$(MAKE) --no-print-directory --jobs=2 check unit
 
-counted:
-	$(COVERAGE) $(BIN)/python -m pytest --numprocesses=2 -m 'not system' --cov --cov-report=
-	@echo "lines of fl_lightning, tune and analysis that the fast tests run: $$($(BIN)/coverage report --format=total) %" \
-	    "(coverage report shows which are left)"
+unit: setup
+	$(PYTEST) -m 'not system and not exhaustive'
 
 # Whole programs and studies: on clusters, in browsers, with servers; killed, with lost nodes and full disks.
 system: setup
-	$(BIN)/python -m pytest --numprocesses=2 -m system
+	$(PYTEST) -m 'system and not exhaustive'
 
-# The tests that count lines: a few cases of all that start no process, write to no store and take no time.
+# Tests that start no process, write to no store and take no time.
 quick: setup check
-	$(BIN)/python -m pytest --numprocesses=2 -m 'not no_cover'
+	$(PYTEST) -m 'not slow and not system and not exhaustive'
+
+# Before a release: the whole products of methods, settings, tasks and engines, of which the other tests draw some.
+exhaustive: setup
+	$(PYTEST) -m exhaustive
+
+coverage: setup
+	$(COVERAGE) $(PYTEST) -m 'not system and not exhaustive' --cov --cov-report=
+	$(BIN)/coverage report --skip-covered
 
 check: setup
 	$(BIN)/ruff check .

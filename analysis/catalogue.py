@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis import arrays, contests, figures, tables
-from analysis.parts import Part
+from analysis import comparisons, figures, run_arrays, tables
+from analysis.runs import Study
 from analysis.statistics import MIN_FOR_CORRELATION
 from analysis.style import Picture
 
@@ -17,8 +17,17 @@ class Entry(NamedTuple):
     key: str
     title: str
     about: str
-    fits: Callable[[Part], bool]
-    draw: Callable[[Part], Picture]
+    fits: Callable[[Study], bool]
+    draw: Callable[[Study], Picture]
+
+
+def _has_curvatures(study: Study) -> bool:
+    """Whether forms of curvature are compared: of the cases, no two have the same one, evaluated alike."""
+    if not study.varies("method.curvature_form"):
+        return bool(len(run_arrays.ridges(study).runs))
+    named = study.runs.dropna(subset="method.curvature_form")  # other methods have none
+    forms = [key for key in ("method.curvature_form", "method.curvature") if key in named]
+    return bool(named.groupby(forms, dropna=False)["case"].nunique().max() == 1)
 
 
 # Contestants whose curves hide each other.
@@ -30,14 +39,14 @@ CATALOGUE: tuple[Entry, ...] = (
         "Best GA for each α and N",
         "The best setting of every method under every condition. Colour is N; FedAvg is solid, FOLA dashed.",
         lambda m: m.varies("data.alpha") and (m.varies("data.clients") or not m.lasts),
-        lambda m: figures.best_for_alpha_and_clients(m.runs),
+        lambda m: figures.best_for_alpha_and_clients(m),
     ),
     Entry(
         "best_for_alpha",
         "Best GA for each α",
         "The best setting of every method, continued to its last round.",
         lambda m: m.varies("data.alpha") and m.lasts,
-        lambda m: figures.best_for_alpha(m.runs),
+        lambda m: figures.best_for_alpha(m),
     ),
     Entry(
         "winners",
@@ -45,56 +54,56 @@ CATALOGUE: tuple[Entry, ...] = (
         "Every method at its best setting; colour is α, and the legend names the best. A filled marker is the best, or "
         "has an interval that reaches that of the best. Centralised training is no contestant.",
         lambda m: m.varies("data.alpha") and m.runs["case"].nunique() >= MANY,
-        lambda m: figures.winners(m.runs),
+        lambda m: figures.winners(m),
     ),
     Entry(
         "over_hyperparameters",
         "GA over lr, E and B",
         "Each with the others at their best. Colour is the method, dash is α.",
         lambda m: any(m.varies(key) for key in ("training.lr", "training.epochs", "training.batch_size")),
-        lambda m: figures.over_hyperparameters(m.runs),
+        lambda m: figures.over_hyperparameters(m),
     ),
     Entry(
         "over_epochs",
         "GA and LA over E and λ",
         "The settings are those of the best GA, also in the panel of LA.",
         lambda m: m.varies("training.epochs") and m.lasts,
-        lambda m: figures.over_epochs(m.runs),
+        lambda m: figures.over_epochs(m),
     ),
     Entry(
         "curves_by_clients",
         "Learning curves by N",
         "Colour is the method, dash the number of clients.",
         lambda m: m.lasts and m.varies("data.clients"),
-        lambda m: figures.curves_by_clients(m.rounds),
+        lambda m: figures.curves_by_clients(m),
     ),
     Entry(
         "curves_by_alpha",
         "Learning curves by α",
         "Colour is the method, dash the heterogeneity; every method at its best setting.",
         lambda m: m.lasts and m.varies("data.alpha"),
-        lambda m: figures.curves_by_alpha(m.rounds),
+        lambda m: figures.curves_by_alpha(m),
     ),
     Entry(
         "prior_and_product",
         "Ablation: product and prior loss",
         "Product of posteriors or plain average; dash is the strength λ of the prior loss, 0 is none.",
-        lambda m: m.lasts and "method.strength" in contests.conditions(m.runs),
-        lambda m: figures.prior_and_product(m.rounds),
+        lambda m: m.lasts and "method.strength" in comparisons.conditions(m),
+        lambda m: figures.prior_and_product(m),
     ),
     Entry(
         "online_against_offline",
         "Ablation: online and offline curvature",
         "The Fisher taken along the local path, or once at its end.",
-        lambda m: m.lasts and m.varies("method.curvature") and not m.varies("data.clients") and not m.has_curvatures,
-        lambda m: figures.online_against_offline(m.rounds),
+        lambda m: m.lasts and m.varies("method.curvature") and not m.varies("data.clients") and not _has_curvatures(m),
+        lambda m: figures.online_against_offline(m),
     ),
     Entry(
         "learning_curves",
         "Learning curves",
         "GA is the accuracy of the server's model, LA the mean accuracy of the clients' models, on the same test set.",
         lambda m: m.lasts and not any(entry.fits(m) for entry in CATALOGUE if entry.key in _CURVES),
-        lambda m: figures.learning_curves(m.rounds),
+        lambda m: figures.learning_curves(m),
     ),
     Entry(
         "personal_curves",
@@ -102,77 +111,77 @@ CATALOGUE: tuple[Entry, ...] = (
         "Before local training it is the server's model that is measured, after it each client's own; the mean over "
         "clients.",
         lambda m: m.lasts and m.measures("PA_after"),
-        lambda m: figures.personal_curves(m.rounds),
+        lambda m: figures.personal_curves(m),
     ),
     Entry(
         "curvatures",
         "GA and LA of the curvatures",
         "Colour is the form of the curvature, dash how it is evaluated.",
-        lambda m: m.lasts and m.has_curvatures,
-        lambda m: figures.curvatures(m.rounds),
+        lambda m: m.lasts and _has_curvatures(m),
+        lambda m: figures.curvatures(m),
     ),
     Entry(
         "ridge_curves",
         "Accuracy along the ridge between two clients",
         "From client 2's model to client 1's, on the ridge of their posteriors or on the straight line.",
-        lambda m: m.has_curvatures,
-        lambda m: figures.ridge_curves(m.ridges),
+        _has_curvatures,
+        lambda m: figures.ridge_curves(run_arrays.ridges(m)),
     ),
     Entry(
         "precision_matrix",
         "The precision of a client",
         "What a diagonal leaves out: entries away from the diagonal couple parameters. Scaled to lie between 0 and 1.",
-        lambda m: m.has_curvatures,
-        lambda m: figures.precision_matrix(*arrays.precision_matrix(m.store, m.runs)),
+        _has_curvatures,
+        lambda m: figures.precision_matrix(*run_arrays.precision_matrix(m)),
     ),
     Entry(
         "cosine_of_precisions",
         "How alike the clients' precisions are",
         "The paper's normalisation decides the answer for full matrices, so both are shown.",
-        lambda m: m.lasts and m.has_curvatures,
-        lambda m: figures.cosine_of_precisions(m.rounds),
+        lambda m: m.lasts and _has_curvatures(m),
+        lambda m: figures.cosine_of_precisions(m),
     ),
     Entry(
         "errors_behind_accuracies",
         "GA and AE, LA and LF",
         "Distances from a reference posterior: AE of the server's model, LF of the clients' models.",
         lambda m: m.measures("AE"),
-        lambda m: figures.errors_behind_accuracies(m.runs, m.references),
+        lambda m: figures.errors_behind_accuracies(m),
     ),
     Entry(
         "reliability",
         "Reliability",
         "Accuracy over confidence; below the diagonal predictions are overconfident, above it they are underconfident.",
         lambda m: m.has_final_rounds,
-        lambda m: figures.reliability(m.trust),
+        lambda m: figures.reliability(run_arrays.trust(m)),
     ),
     Entry(
         "risk_coverage",
         "Risk and coverage",
         "The error among the most confident predictions: the lower, the better confidence tells hits from errors.",
         lambda m: m.has_final_rounds,
-        lambda m: figures.risk_coverage(m.trust),
+        lambda m: figures.risk_coverage(run_arrays.trust(m)),
     ),
     Entry(
         "entropies",
         "Entropies in and out of distribution",
         "A model that knows what it does not know predicts large entropies for inputs of no class.",
         lambda m: m.has_final_rounds,
-        lambda m: figures.entropies(m.trust),
+        lambda m: figures.entropies(run_arrays.trust(m)),
     ),
     Entry(
         "global_against_local",
         "GA and LA",
         "One point per run, under equal conditions; lines are least squares.",
         lambda m: int(m.runs["ended"].sum()) >= MIN_FOR_CORRELATION,
-        lambda m: figures.global_against_local(m.runs),
+        lambda m: figures.global_against_local(m),
     ),
     Entry(
         "against_bytes",
         "GA over bytes",
         "What the server and all clients have sent: a method that sends twice as much per round is twice as far right.",
         lambda m: m.lasts,
-        lambda m: figures.against_bytes(m.rounds),
+        lambda m: figures.against_bytes(m),
     ),
     Entry(
         "against_seconds",
@@ -180,14 +189,14 @@ CATALOGUE: tuple[Entry, ...] = (
         "Time of training and aggregation on the machine that ran them, which may have been busy; the first round "
         "after a start also loads code and data.",
         lambda m: m.lasts,
-        lambda m: figures.against_seconds(m.rounds),
+        lambda m: figures.against_seconds(m),
     ),
     Entry(
         "partitions",
         "Who holds which classes",
         "The partitions of these runs; the ground is no sample, a cross a client without any.",
         lambda m: True,
-        lambda m: figures.partitions(arrays.partitions(m.runs)),
+        lambda m: figures.partitions(run_arrays.partitions(m)),
     ),
 )
 
@@ -198,8 +207,8 @@ class TableEntry(NamedTuple):
     key: str
     title: str
     about: str
-    fits: Callable[[Part], bool]
-    make: Callable[[Part], pd.DataFrame]
+    fits: Callable[[Study], bool]
+    make: Callable[[Study], pd.DataFrame]
     of_chosen: bool = False
 
 
@@ -209,15 +218,15 @@ TABLES: tuple[TableEntry, ...] = (
         "GA, LA and rounds to thresholds",
         f"At the best setting of every case. {tables.NOTE}",
         lambda m: True,
-        lambda m: tables.accuracy_and_rounds(m.runs, m.rounds, m.thresholds),
+        lambda m: tables.accuracy_and_rounds(m),
         of_chosen=True,
     ),
     TableEntry(
         "best",
         "Best settings",
         "With unequal numbers of settings compare what to expect of the best of equally many.",
-        lambda m: bool(contests.tuned(m.runs)),
-        lambda m: tables.best_settings(m.runs),
+        lambda m: bool(comparisons.tuned(m)),
+        lambda m: tables.best_settings(m),
         of_chosen=True,
     ),
     TableEntry(
@@ -226,7 +235,7 @@ TABLES: tuple[TableEntry, ...] = (
         "Differences of GA on equal seeds and partitions, at the best setting of every case; Wilcoxon's signed-rank "
         "test, with Holm's correction for all tests of this table; effect: rank-biserial correlation from -1 to 1.",
         lambda m: True,
-        lambda m: tables.paired_comparison(m.runs),
+        lambda m: tables.paired_comparison(m),
         of_chosen=True,
     ),
     TableEntry(
@@ -236,7 +245,7 @@ TABLES: tuple[TableEntry, ...] = (
         "entropy for inputs of no class; T: what the logits of temperature are divided by. NLL, Brier, the kinds of "
         "ECE and AURC are small if good.",
         lambda m: m.measures("ECE"),
-        lambda m: tables.calibration(m.runs),
+        lambda m: tables.calibration(m),
         of_chosen=True,
     ),
     TableEntry(
@@ -245,7 +254,7 @@ TABLES: tuple[TableEntry, ...] = (
         "How well the entropy of a prediction tells them from the test set: AUROC and AUPR are large if good, FPR95 "
         "(the share of the test set that is taken for strange where 95 % of them are found) is small.",
         lambda m: any(str(name).startswith("map/AUROC/") and m.measures(str(name)) for name in m.runs),
-        lambda m: tables.detection(m.runs),
+        lambda m: tables.detection(m),
         of_chosen=True,
     ),
     TableEntry(
@@ -254,7 +263,7 @@ TABLES: tuple[TableEntry, ...] = (
         "PA before: the server's model as a round begins; after: each client's model after local training. Means over "
         "the clients of the last round; the mean of the worst tenth of them; their standard deviation.",
         lambda m: m.measures("PA_after"),
-        lambda m: tables.personal(m.runs),
+        lambda m: tables.personal(m),
         of_chosen=True,
     ),
     TableEntry(
@@ -262,7 +271,7 @@ TABLES: tuple[TableEntry, ...] = (
         "Correlations",
         "Over runs; intervals from resampled settings, each with all its seeds.",
         lambda m: True,
-        lambda m: tables.correlations(m.runs),
+        lambda m: tables.correlations(m),
     ),
     TableEntry(
         "costs",
@@ -270,6 +279,6 @@ TABLES: tuple[TableEntry, ...] = (
         "Traffic of the server and all clients together; the last GA that each case reaches within the traffic that "
         "all of them use.",
         lambda m: True,
-        lambda m: tables.costs(m.runs, m.rounds),
+        lambda m: tables.costs(m),
     ),
 )

@@ -1,22 +1,23 @@
 """The columns of a table of runs: their types, what they are called, and how to choose by them."""
 
-import json
-from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any
 
 import pandas as pd
 
 from fl_lightning import discovery
-from fl_lightning.config import fields_of
 from fl_lightning.data.partition import Split
 from fl_lightning.errors import UserError
 from fl_lightning.federation import Federation
-from fl_lightning.probes.settings import Evaluation
-from fl_lightning.runs.palette import DISPLAY
+from fl_lightning.metrics.metric import GA, LA
+from fl_lightning.metrics.settings import Evaluation
+from fl_lightning.runs.config.schema import fields_of
+from fl_lightning.runs.plotting.palette import DISPLAY
 from fl_lightning.training import Training
 
-EXAMPLES = ("data.alpha", "training.lr", "method.strength", "seed", "GA", "LA")
+# FOLA under all its names.
+FOLA = ("fola", "fola_extended", "fola_code")
+EXAMPLES = ("data.alpha", "training.lr", "method.strength", "seed", GA, LA)
 
 
 def column(table: pd.DataFrame, name: str) -> pd.Series:
@@ -30,32 +31,6 @@ def no_such(kind: str, name: str, known: pd.DataFrame) -> UserError:
     near = get_close_matches(name, list(map(str, known)), n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"columns are, for example, {', '.join(EXAMPLES)}"
     return UserError(f"no run has a {kind} {name!r}; {hint}")
-
-
-def pivot(long: pd.DataFrame, run_ids: Collection[str] | None = None) -> pd.DataFrame:
-    if run_ids is not None:
-        long = long.loc[long["run_id"].isin(run_ids)]
-    return long.pivot(index="run_id", columns="key", values="value").rename_axis(columns=None)
-
-
-def typed(settings: pd.DataFrame) -> pd.DataFrame:
-    """Numbers, switches and lists as what they are; lists become tuples, so that one can group by them."""
-
-    def parse(text: Any) -> Any:
-        if not isinstance(text, str):
-            return None
-        try:
-            value = json.loads(text)
-        except ValueError:
-            return text
-        return hashable(value)
-
-    columns = {}
-    for name in settings:
-        meaning = {text: parse(text) for text in settings[name].unique()}  # few different ones among thousands
-        values = pd.Series([meaning[text] for text in settings[name]], index=settings.index, dtype=object)
-        columns[name] = values.infer_objects()
-    return pd.DataFrame(columns, index=settings.index)
 
 
 def with_defaults(settings: pd.DataFrame) -> pd.DataFrame:
@@ -73,13 +48,6 @@ def with_defaults(settings: pd.DataFrame) -> pd.DataFrame:
 
 def hashable(value: Any) -> Any:
     return tuple(map(hashable, value)) if isinstance(value, list) else value
-
-
-def status_of(state: "pd.Series[Any]", tag: "pd.Series[Any] | None") -> "pd.Series[Any]":
-    """Of the run, not of MLflow: a diverged run is FINISHED there."""
-    words = {"RUNNING": "running", "SCHEDULED": "running", "FAILED": "failed", "KILLED": "stopped"}
-    plain = state.map(words)
-    return plain.where(state.ne("FINISHED"), tag if tag is not None else "finished").fillna("finished")
 
 
 def cases_of(frame: pd.DataFrame) -> "pd.Series[Any]":
@@ -102,8 +70,10 @@ def _is_variant(value: Any) -> bool:
 
 def _default(method: str, option: str) -> Any:
     try:
-        return fields_of(discovery.find("methods", method))[option].default
-    except (UserError, KeyError):  # somebody's own method, or one of another version
+        cls = discovery.find("methods", method)
+        extended = discovery.find("methods", vars(cls).get("extended_by", method))  # of which older runs were a part
+        return {**fields_of(extended), **fields_of(cls)}[option].default
+    except (UserError, KeyError):  # a plug-in, or a method of another version
         return None
 
 

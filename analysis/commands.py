@@ -7,9 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.sweeps import Sweep
-from fl_lightning.config import PARTS, schema_of
+from analysis.study_records import Sweep
 from fl_lightning.errors import UserError
+from fl_lightning.runs.config.run_config import by_owners
+from fl_lightning.runs.config.schema import PARTS, schema_of
 
 
 def sweep_command(sweep: Sweep, place: str) -> str:
@@ -36,7 +37,7 @@ def sweep_command(sweep: Sweep, place: str) -> str:
     if set(sweep.content.get("among") or ()) - set(labels):
         parts += ["--cases", ",".join(labels)]
     parts += [f"--{key}={_flag(value)}" for key, value in given.items() if usual.get(key, _MISSING) != value]
-    return shlex.join([*parts, "--out", place])
+    return shlex.join([*parts, "--runs", place])
 
 
 def _variants(content: Mapping[str, Any]) -> list[str] | None:
@@ -59,29 +60,30 @@ def _compare_command(sweep: Sweep, variants: Sequence[str], place: str) -> str:
     seeds = ",".join(map(str, sweep.content["seeds"]))
     settings = [f"--{key}={_flag(value)}" for key, value in (sweep.content.get("base") or {}).items()]
     parts = ["fl-lightning", "compare", "--methods", ",".join(variants), "--seeds", seeds, *settings]
-    return shlex.join([*parts, "--name", sweep.study, "--out", place])
+    return shlex.join([*parts, "--name", sweep.study, "--runs", place])
 
 
 def run_command(run: "Mapping[str, Any] | pd.Series[Any]", place: str) -> str:
     """The command of one run: every setting that is not as by default.
 
     Args:
-        run: A row of `runs.load`.
+        run: A row of `Study.runs`.
         place: Folder of runs.
     """
     names = {part: str(run[part]) for part in PARTS if part in run}
     try:
-        schema = schema_of({**{part: default for part, (_, default, _) in PARTS.items()}, **names})
+        names = {**{part: default for part, (_, default, _) in PARTS.items()}, **names}
+        schema, owned = schema_of(names), by_owners(names, dict(run))
     except UserError:  # a plugin that is not here
-        schema = {}
+        schema, owned = {}, {}
     flags = []
     for key, item in schema.items():
         value = run.get(key)
         if value is None or (isinstance(value, float) and pd.isna(value)):
             continue
-        if _flag(value) != _flag(item.default) and key != "data.root":
+        if _flag(value) != _flag(owned.get(key, item.default)) and key != "data.root":
             flags += [f"--{key}", _flag(value)]
-    return shlex.join(["fl-lightning", "run", *flags, "--out", place])
+    return shlex.join(["fl-lightning", "run", *flags, "--runs", place])
 
 
 _MISSING = object()

@@ -12,12 +12,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis import contests
+from analysis import comparisons
 from analysis.statistics import MIN_FOR_INTERVAL
-from fl_lightning.direction import sign
 from fl_lightning.errors import unknown
-from fl_lightning.system import spreadsheet
-from fl_lightning.system.text import render
+from fl_lightning.metrics.metric import METRICS, sign
+from fl_lightning.system.atomic import write_atomically
+from fl_lightning.system.text import as_csv, render
+from tune.best import OPTIMISM
 
 Spread = Literal["std", "interval", "none"]
 SPREADS: tuple[Spread, ...] = ("std", "interval", "none")
@@ -26,14 +27,11 @@ NOTE = "[low, high]: 95 % bootstrap interval over seeds; (low to high): range of
 QUIET = {"ties": 0, "diverged seeds": 0, "diverged settings": 0, "incomplete settings": 0, "settings tried": 1}
 ENDS = (" low", " high", " std")
 NOTHING = "–"
-# Metrics whose best is marked, by the beginning of a column's name.
-METRICS = (
-    *("GA", "LA", "PA", "accuracy", "NLL", "RMSE", "Brier", "ECE", "adaptive ECE", "class-wise ECE", "AURC"),
-    *("AUROC", "AUPR", "FPR95"),
-)
+# The column n where it is not asked for: it says which cells are intervals, and of how many runs.
+HIDDEN = "n, not shown"
 # By the beginning of a column's name: whether the smallest or the largest of its numbers is the best.
-BETTER = {"worst tenth": "max", "spread": "min", "expected best": "max", "rounds to": "min"}
-BETTER |= {metric: "max" if sign(metric) > 0 else "min" for metric in METRICS}
+BETTER = {"expected best": "max", "rounds to": "min", "accuracy": "max"}
+BETTER |= {one.column or one.name: "max" if sign(one.name) > 0 else "min" for one in METRICS if one.due != "always"}
 # Has what the others may not have, and is not in the contest.
 OUTSIDE = ("centralised",)
 SPECIAL = {
@@ -71,9 +69,9 @@ class Text(NamedTuple):
     best: frozenset[int]
 
 
-def readable(table: pd.DataFrame, spread: Spread = "interval") -> pd.DataFrame:
+def readable(table: pd.DataFrame, spread: Spread = "interval", digits: int = 1) -> pd.DataFrame:
     """The table as text: intervals in one cell, numbers with the digits that mean something, no empty columns."""
-    return pd.DataFrame({text.name: text.cells for text in _texts(table, spread)})
+    return pd.DataFrame({text.name: text.cells for text in _texts(table, spread, digits)})
 
 
 def chosen(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -91,11 +89,8 @@ def chosen(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
         kept += [found, *(f"{found}{end}" for end in ENDS if f"{found}{end}" in table)]
         if found.startswith("rounds to "):
             kept.append(found.replace("rounds to", "reached"))
-    # Which cells are intervals, and of how many runs, is said by n; whether it is shown, by the names.
     hidden = [name for name in ("n",) if name in table and name not in kept]
-    found_table = table[[*dict.fromkeys(kept), *hidden]].copy()
-    found_table.attrs["hidden"] = hidden
-    return found_table
+    return table[[*dict.fromkeys(kept), *hidden]].rename(columns=dict.fromkeys(hidden, HIDDEN))
 
 
 def latex(
@@ -146,7 +141,7 @@ def caption_of(title: str, table: pd.DataFrame, spread: Spread, bold: bool = Tru
     texts = _texts(table, spread)
     names = [text.name.partition(" (")[0] for text in texts if text.numeric and text.name != "n"]
     title = title or " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-    numbers = sorted({int(n) for n in table["n"]}) if "n" in table else []
+    numbers = sorted({int(n) for name in ("n", HIDDEN) if name in table for n in table[name]})
     runs = f" over n = {numbers[0]}{f' to {numbers[-1]}' if len(numbers) > 1 else ''} runs" if numbers else ""
     cells = " ".join(cell for text in texts for cell in text.cells)
     kinds = [
@@ -168,21 +163,21 @@ def html(table: pd.DataFrame) -> str:
     return readable(table).to_html(index=False, border=0, classes="numbers", justify="left")
 
 
-def aligned(table: pd.DataFrame, spread: Spread = "interval", markdown: bool = False) -> str:
-    """The readable table for a terminal, or as Markdown."""
-    texts = _texts(table, spread)
+def aligned(table: pd.DataFrame, spread: Spread = "interval", markdown: bool = False, digits: int = 1) -> str:
+    """The readable table for a terminal, or as Markdown, with so many digits of percentages and rounds."""
+    texts = _texts(table, spread, digits)
     return render([{text.name: text.cells[row] for text in texts} for row in range(len(table))], markdown)
 
 
 def csv(table: pd.DataFrame) -> str:
     """All digits, for programs."""
-    return spreadsheet.text(table.drop(columns=table.attrs.get("hidden", [])))
+    return as_csv(table.drop(columns=HIDDEN, errors="ignore"))
 
 
 def save(table: pd.DataFrame, stem: Path, title: str = "") -> list[Path]:
     """Write CSV with all digits, and LaTeX with caption and label."""
     paths = [stem.with_suffix(".csv"), stem.with_suffix(".tex")]
-    spreadsheet.save(table, paths[0])
+    write_atomically(paths[0], as_csv(table).encode())
     caption = caption_of(title, table, "interval") if title else ""
     paths[1].write_text(latex(table, caption, f"tab:{stem.name}"), encoding="utf-8")
     return paths
@@ -198,26 +193,28 @@ def escaped(text: str) -> str:
     return "".join(SPECIAL.get(character, character) for character in signed)
 
 
-def cell(name: str, value: Any) -> str:
+def cell(name: str, value: Any, digits: int = 1) -> str:
     """A number with the digits that its column deserves."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return NOTHING
     if not isinstance(value, float | np.floating):
-        return contests.shown(value)
-    digits = {"p": ".3g", "p (Holm)": ".3g", "effect": ".2f", "seconds per round": ".3g"}
-    if name in digits:
-        return format(value, digits[name])
+        return comparisons.shown(value)
+    known = {"p": ".3g", "p (Holm)": ".3g", "effect": ".2f", "seconds per round": ".3g"}
+    if name in known:
+        return format(value, known[name])
     if name.endswith((" r", " ρ")):
         return f"{value:.2f}"
     if "(%)" in name or "points" in name or name.startswith("rounds to"):
-        return f"{value:.1f}"
+        return f"{value:{'+' if name.startswith(OPTIMISM) else ''}.{digits}f}"
     return f"{value:.4g}"
 
 
-def _texts(table: pd.DataFrame, spread: Spread) -> list[Text]:
+def _texts(table: pd.DataFrame, spread: Spread, digits: int = 1) -> list[Text]:
     """The columns that a reader sees."""
-    names = [str(name) for name in table if str(name) not in table.attrs.get("hidden", ())]
-    return [_text(table, name, spread) for name in names if not _joins(table, name) and _says_something(table, name)]
+    names = [str(name) for name in table if name != HIDDEN]
+    table = table.rename(columns={HIDDEN: "n"})
+    names = [name for name in names if not _joins(table, name) and _says_something(table, name)]
+    return [_text(table, name, spread, digits) for name in names]
 
 
 def _said(caption: str, numbers: Sequence[str]) -> bool:
@@ -236,11 +233,11 @@ def _says_something(table: pd.DataFrame, name: str) -> bool:
     return not nothing.all()
 
 
-def _text(table: pd.DataFrame, name: str, spread: Spread) -> Text:
+def _text(table: pd.DataFrame, name: str, spread: Spread, digits: int) -> Text:
     values = table[name]
-    cells = [cell(name, value) for value in values]
+    cells = [cell(name, value, digits) for value in values]
     best = _best(table, name, cells)
-    beside = [_spread(name, row, spread) for row in table.to_dict("records")]
+    beside = [_spread(name, row, spread, digits) for row in table.to_dict("records")]
     numeric = all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in values)
     arrivals = table.get(name.replace("rounds to", "reached")) if name.startswith("rounds to") else None
     if arrivals is not None and "n" in table:
@@ -250,17 +247,17 @@ def _text(table: pd.DataFrame, name: str, spread: Spread) -> Text:
     return Text(name, [text + more for text, more in zip(cells, beside, strict=True)], numeric, best)
 
 
-def _spread(name: str, row: dict[Any, Any], spread: Spread) -> str:
+def _spread(name: str, row: dict[Any, Any], spread: Spread, digits: int) -> str:
     """What stands beside a number; intervals where there is no standard deviation."""
     value, std, low, high = (row.get(f"{name}{end}", np.nan) for end in ("", " std", " low", " high"))
     if spread == "none" or not isinstance(value, float) or np.isnan(value):
         return ""
     if spread == "std" and not np.isnan(std):
-        return f" ± {cell(name, std)}"
+        return f" ± {cell(name, std, digits)}"
     n = row.get("n", MIN_FOR_INTERVAL)
     if np.isnan(low) or n < 2:
         return ""
-    ends = cell(name, low), cell(name, high)
+    ends = cell(name, low, digits), cell(name, high, digits)
     return f" [{ends[0]}, {ends[1]}]" if n >= MIN_FOR_INTERVAL else f" ({ends[0]} to {ends[1]})"
 
 
@@ -274,7 +271,7 @@ def _best(table: pd.DataFrame, name: str, cells: Sequence[str]) -> frozenset[int
     rows = rows.loc[~rows["case"].isin(OUTSIDE)]
     arrivals = name.replace("rounds to", "reached")
     best: set[int] = set()
-    for contest in contests.groups(rows, conditions):
+    for contest in comparisons.groups(rows, conditions):
         known = contest.loc[contest[name].notna()]
         if arrivals != name and arrivals in known:  # who gets there more often comes before who is sooner there
             known = known.loc[known[arrivals].eq(known[arrivals].max())]
@@ -287,7 +284,7 @@ def _best(table: pd.DataFrame, name: str, cells: Sequence[str]) -> frozenset[int
 def _named(table: pd.DataFrame, name: str) -> str:
     """The column that somebody means."""
     names = [str(column) for column in table if not _joins(table, str(column))]
-    wanted = {name.lower(), contests.symbol(name).lower()}
+    wanted = {name.lower(), comparisons.symbol(name).lower()}
     for column in names:
         if {column.lower(), column.partition(" (")[0].lower()} & wanted:
             return column

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis import claims, commands, contests, figures, page, style, tables, words
+from analysis import claims, commands, comparisons, figures, findings, formats, page, style, tables
 from analysis.catalogue import CATALOGUE, TABLES, Entry, TableEntry
 from analysis.page import Item, Section
-from analysis.parts import Part, parts
-from analysis.runs import NoRuns
+from analysis.runs import NoRuns, Runs, Study
+from analysis.selection import parts
 from analysis.style import Picture
 from fl_lightning.errors import UserError
-from fl_lightning.system import spreadsheet
 from fl_lightning.system.atomic import write_atomically
 
 # Ids of runs that are printed below a figure; all of them are in runs.csv.
@@ -57,7 +56,7 @@ def write(
 
     Args:
         out: Folder of the report.
-        store: Folder of runs, database file or MLflow URI.
+        store: Folder of runs or MLflow URI.
         study: Only this study; without one all that the store has.
         scale: Of the study.
         watch: Told what is being drawn.
@@ -66,21 +65,23 @@ def write(
     Raises:
         UserError: If there is nothing to report, or the folder cannot be written.
     """
-    found = list(parts(store, study, scale, where))
+    runs = Runs(store)
+    found, source = list(parts(runs, study, scale, where)), runs.source
     chosen = [part for part in found if len(part.runs)]
     if not chosen:
-        raise NoRuns("; ".join(found[0].runs.attrs.get("remarks", ())))
+        raise NoRuns("; ".join(found[0].remarks))
     try:
         for folder in ("figures", "tables"):
             (out / folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
-    place = chosen[0].store.store.place
+    place = source.place
     sections = []
     for part in chosen:
         section = _section(part, place)
         _fill(section, part, out, watch)
-        spreadsheet.save(part.runs.drop(columns=["name"], errors="ignore"), out / "tables" / f"{section.key}-runs.csv")
+        runs_csv = formats.csv(part.runs.drop(columns=["name"], errors="ignore"))
+        write_atomically(out / "tables" / f"{section.key}-runs.csv", runs_csv.encode())
         sections.append(section)
     date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
     path = out / "index.html"
@@ -98,22 +99,22 @@ def _choice(value: Any) -> str:
     return " or ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _section(part: Part, place: str) -> Section:
-    key = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{part.study}-{part.scale}" if part.study else part.title)
-    title = f"{part.title[0].upper()}{part.title[1:]}" if not part.study else part.title
+def _section(part: Study, place: str) -> Section:
+    key = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{part.name}-{part.scale}" if part.name else part.title)
+    title = f"{part.title[0].upper()}{part.title[1:]}" if not part.name else part.title
     if part.sweep:
         about = str(part.sweep.content.get("about") or "")
         return Section(key, title, about, [commands.sweep_command(part.sweep, place)])
     made = [commands.run_command(row, place) for _, row in part.runs.head(MOST_COMMANDS).iterrows()]
     rest = len(part.runs) - MOST_COMMANDS
     more = [f"# and {rest} more, see runs.csv"] if rest > 0 else []
-    return Section(key, title, "Made by fl-lightning run or compare." if not part.study else "", [*made, *more])
+    return Section(key, title, "Made by fl-lightning run or compare." if not part.name else "", [*made, *more])
 
 
-def _fill(section: Section, part: Part, out: Path, watch: Watch) -> None:
+def _fill(section: Section, part: Study, out: Path, watch: Watch) -> None:
     failed: list[str] = []
     with _survived("the summary", failed):
-        section.summary = words.summary(part.runs, part.rounds, part.thresholds)
+        section.summary = findings.summary(part)
     for entry in CATALOGUE:
         with _survived(entry.title, failed):
             if entry.fits(part):
@@ -141,16 +142,16 @@ def _survived(title: str, failed: list[str]) -> Iterator[None]:
         failed.append(f"{FAILED} {title}: {kind}{reason}")
 
 
-def _table(table: pd.DataFrame, entry: TableEntry, section: Section, part: Part, out: Path) -> Item:
+def _table(table: pd.DataFrame, entry: TableEntry, section: Section, part: Study, out: Path) -> Item:
     name = f"{section.key}-{entry.key}"
     files = tables.save(table, out / "tables" / name, entry.title)
     basis = _basis(part.runs["run_id"], section)
-    protocol = contests.protocol(part.runs) if entry.of_chosen else ""
+    protocol = comparisons.protocol(part) if entry.of_chosen else ""
     notes = [f"Settings were {protocol}."] if protocol else []
     return Item(name, entry.title, entry.about, tables.html(table), notes, basis, _relative(files, out))
 
 
-def _figure(figure: Picture, entry: Entry, section: Section, part: Part, out: Path) -> Item:
+def _figure(figure: Picture, entry: Entry, section: Section, part: Study, out: Path) -> Item:
     name = f"{section.key}-{entry.key}"
     files = style.save(figure, out / "figures" / name)
     basis = _basis(figure.run_ids or list(part.runs["run_id"]), section)

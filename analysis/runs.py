@@ -1,40 +1,42 @@
-"""Runs as tidy tables: one row per run, or one per run and round, with the dotted settings as columns.
+"""Runs as two tidy tables: one row per run, and one per run and round, with the dotted settings as columns.
 
     from analysis import runs
-    table = runs.load("runs", study="demo")                     # final GA, LA, ... of every run
-    table = runs.load("runs", where={"data.alpha": 0.01, "method": ["fola", "fedavg"]})
-    curves = runs.rounds("runs", study="demo")                  # GA, LA, ... of every round
+    study = runs.load("runs", study="demo")
+    study.runs                                                  # final GA, LA, ... of every run
+    study.rounds                                                # GA, LA, ... of every round
+    runs.load("runs", where={"data.alpha": 0.01, "method": ["fola", "fedavg"]})
 
 Columns of both: every setting by its dotted key, with its type (`data.alpha` is a number); `case`, what the run is
 called in figures; `method`, `data`, `model`, `seed`, `partition` (equal for equal splits), `status`, `run_id`.
-The metrics of `load` are those of the last round; `best_GA` is the largest of all rounds, `rounds` their number.
+The metrics of `runs` are those of the last round; `best_GA` is the largest of all rounds, `rounds` their number.
 
 `status` is finished, diverged, stopped (before its last round), running, or failed. `ended` says whether the run's
 last number is a result: it finished, or its own rule or its study's had seen enough. `confirms` says whether a run is
-on a fresh seed that confirms a choice; nobody chooses by it. Runs that diverged are kept: what they measured before
+on a fresh seed that confirms a choice; no choice rests on it. Runs that diverged are kept: what they measured before
 stays in the table.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
-from analysis import studies, versions
-from analysis.columns import cases_of, narrow, no_such, pivot, status_of, typed, with_defaults
-from analysis.store import Content, Store, open_store
-from analysis.sweeps import Sweep, joined, steps
-from fl_lightning.errors import UserError, unknown
-from fl_lightning.runs.palette import DISPLAY
+from analysis import study_records
+from analysis.columns import cases_of, hashable, narrow, no_such, with_defaults
+from analysis.study_records import NO_SPEC, Spec, Sweep, joined, steps
+from fl_lightning.errors import UserError, require, unknown
+from fl_lightning.metrics.metric import GA, LA, kinds_in
+from fl_lightning.runs.config.run_config import RunConfig
+from fl_lightning.runs.folder import STOPPED_TAG, Result
+from fl_lightning.runs.known_run import KnownRun, known_runs
+from fl_lightning.runs.plotting.palette import DISPLAY
 from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
-from fl_lightning.runs.recording import STOPPED_TAG
-from fl_lightning.runs.track import PARENT_TAG
-from fl_lightning.system.spreadsheet import original
-from tune.record import SWEPT_TAG
+from fl_lightning.runs.tracking.sync import PARENT_TAG
 
 Place = str | Path | None
 KEY_COLUMNS = ("run_id", "case", "method", "data", "model", "seed", "partition", "status", "ended", "diverged")
@@ -44,124 +46,300 @@ REFERENCE = "reference"
 
 
 class NoRuns(UserError):  # noqa: N818 - reads as what it says
-    """The store is fine, but holds no run of that kind."""
+    """The place is fine, but holds no run of that kind."""
+
+
+class Source(ABC):
+    """Where runs are.
+
+    Attributes:
+        place: What a user calls it.
+    """
+
+    place: str
+
+    @abstractmethod
+    def runs(self) -> Iterable[KnownRun]:
+        """All of them."""
+
+    @abstractmethod
+    def sweeps(self) -> Iterable[Sweep]:
+        """All sweeps."""
+
+    @abstractmethod
+    def artifact(self, run_id: str, name: str) -> Path | None:
+        """A file of a run, on this machine; None if there is none."""
+
+
+class Folder(Source):
+    """A folder of runs; nothing is ever written to it."""
+
+    def __init__(self, path: Path) -> None:
+        require(
+            path.is_dir(),
+            f"no runs in {path} (there is no such folder); make some with `fl-lightning demo`, or name the folder of "
+            "your runs",
+        )
+        self.path, self.place = path, str(path)
+        self._folders: dict[str, Path | None] = {}
+
+    def runs(self) -> Iterable[KnownRun]:
+        for run in known_runs(self.path):
+            self._folders[run.run_id] = run.folder
+            yield run
+
+    def sweeps(self) -> Iterable[Sweep]:
+        return study_records.sweeps_in(self.path)
+
+    def artifact(self, run_id: str, name: str) -> Path | None:
+        folder = self._folders.get(run_id)
+        return folder / name if folder is not None and (folder / name).is_file() else None
+
+
+def open_source(place: Place = None) -> Source:
+    """The runs in a folder, or at an MLflow URI.
+
+    Args:
+        place: Without one, MLFLOW_TRACKING_URI if that is set, else the folder `runs`.
+
+    Raises:
+        UserError: If there is none.
+    """
+    if place is None:
+        place = os.environ.get("MLFLOW_TRACKING_URI") or "runs"
+    if "://" in str(place):
+        from analysis.mlflow_reader import Server  # MLflow takes seconds to import
+
+        return Server(str(place))
+    return Folder(Path(place))
 
 
 def load(
-    store: Place = None,
+    place: Place = None,
     study: str | None = None,
     where: Mapping[str, Any] | None = None,
     tags: Mapping[str, str] | None = None,
     scale: str | None = None,
     absent: str = "error",
-) -> pd.DataFrame:
-    """One row per run.
+) -> "Study":
+    """Some runs, as tables.
 
     Args:
-        store: Folder of runs, database file or MLflow URI; without it MLFLOW_TRACKING_URI, else the folder `runs`.
+        place: Folder of runs or MLflow URI; without it MLFLOW_TRACKING_URI, else the folder `runs`.
         study: Only runs of this study.
         where: Only runs with these values of columns; a list allows several, None means no value.
         tags: Only runs with these MLflow tags.
-        scale: Of the study; needed if the store has several of it.
-        absent: What to do if no run is left: `error`, or `empty` for an empty table whose remarks say why.
+        scale: Of the study; needed if there are several of it.
+        absent: What to do if no run is left: `error`, or `empty` for empty tables and a remark that says why.
 
     Raises:
-        UserError: If the store, the study or a column does not exist.
+        UserError: If the place, the study or a column does not exist.
     """
-    return Runs(store).load(study, where, tags, scale, absent)
+    return Runs(place).load(study, where, tags, scale, absent)
 
 
-def rounds(
-    store: Place = None,
-    study: str | None = None,
-    where: Mapping[str, Any] | None = None,
-    tags: Mapping[str, str] | None = None,
-    scale: str | None = None,
-    absent: str = "error",
-    metrics: Collection[str] | None = None,
-) -> pd.DataFrame:
-    """One row per run and round; arguments as for `load`, and `metrics` to read only some of them."""
-    opened = Runs(store)
-    return opened.rounds(opened.load(study, where, tags, scale, absent), metrics)
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Runs that belong together; everything that is shown of runs is a function of one.
+
+    Attributes:
+        runs: One row per run; empty if there are none, then the remarks say why.
+        measured: One row per run and round, with metrics alone.
+        spec: What the study says about them.
+        remarks: What a reader must know: runs that were left out, diverged, or still run.
+        title: What to call them.
+        name: Name of the study; empty without one.
+        scale: Of the study.
+        references: Runs that others are measured against; they take no part in comparisons.
+        sweep: The sweep that made them.
+        file: Finds what a run has left, by its id and the name of the file.
+    """
+
+    runs: pd.DataFrame
+    measured: pd.DataFrame
+    spec: Spec = NO_SPEC
+    remarks: tuple[str, ...] = ()
+    title: str = ""
+    name: str = ""
+    scale: str = ""
+    references: pd.DataFrame | None = None
+    sweep: Sweep | None = None
+    file: Callable[[str, str], Path | None] = lambda *_: None
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row per run and round, with all settings."""
+        further = [name for name in self.runs if name not in self.measured and name not in ("rounds", "best_GA")]
+        measured = self.measured
+        if "rounds" in self.runs:  # a study's rule may have had enough of a run that another study takes further
+            last = self.runs.set_index("run_id")["rounds"]
+            measured = measured.loc[measured["round"].le(measured["run_id"].map(last).astype(float))]
+        return self.runs[["run_id", *further]].merge(measured, on="run_id", how="inner", validate="one_to_many")
+
+    @property
+    def settings(self) -> pd.DataFrame:
+        """The columns of the runs that were not measured: settings, tags, names."""
+        return self.runs[[name for name in self.runs if name == "run_id" or name not in self.measured]]
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """Levels of GA that the reader or the study asks about, or as `compare` does."""
+        return self.spec.thresholds or (0.8,)
+
+    def asked(self, levels: Sequence[float]) -> "Study":
+        """With other levels of GA."""
+        return replace(self, spec=replace(self.spec, thresholds=tuple(levels)))
+
+    def of(self, runs: pd.DataFrame) -> "Study":
+        """The same study with some of its runs, perhaps with further columns."""
+        return replace(self, runs=runs)
+
+    def only(self, *cases: str) -> "Study":
+        """These cases alone."""
+        return self.of(self.runs.loc[self.runs["case"].isin(cases)].reset_index(drop=True))
+
+    def varies(self, *keys: str) -> bool:
+        """Whether all these settings differ between the runs."""
+        return all(key in self.runs and self.runs[key].nunique() > 1 for key in keys)
+
+    def measures(self, metric: str) -> bool:
+        """Whether a run has this number."""
+        return metric in self.runs and bool(self.runs[metric].notna().any())
+
+    @cached_property
+    def lasts(self) -> bool:
+        """Whether there is more than one round."""
+        return bool(len(self.rounds)) and bool(self.rounds["round"].max() > 1)
+
+    @property
+    def has_final_rounds(self) -> bool:
+        """Whether a run has ended in a posterior."""
+        return any(self.measures(f"{kind}/NLL") for kind in kinds_in(map(str, self.runs)))
+
+
+def of_results(results: Iterable[tuple[str, RunConfig, Result]]) -> Study:
+    """Runs that this process has seen end; no file is read.
+
+    Args:
+        results: What each is called, its settings, and how it ended.
+    """
+    known = [
+        KnownRun(
+            run_id=result.run_id or result.identity,  # while no store has answered
+            name=result.name,
+            status="finished" if result.status == "stopped" else result.status,  # by the rule that all of them have
+            start=0.0,
+            end=0.0,
+            settings=config.flat(),
+            tags={**result.tags, "case": case},
+            rounds=[measurement.metrics for measurement in result.history],
+            folder=result.folder,
+        )
+        for case, config, result in results
+        if result.history
+    ]
+    return Study(tables_of(known), measured_in(known))
+
+
+def measured_in(known: Iterable[KnownRun]) -> pd.DataFrame:
+    """One row per run and round, with all metrics."""
+    rows = [{"run_id": run.run_id, "round": i, **one} for run in known for i, one in enumerate(run.rounds, start=1)]
+    table = pd.DataFrame(rows, columns=None if rows else ["run_id", "round"])
+    names = {*map(str, table), GA, LA} - {"run_id", "round"}
+    return table.reindex(columns=["run_id", "round", *sorted(names)])
+
+
+def tables_of(known: Sequence[KnownRun]) -> pd.DataFrame:
+    """One row per run, the oldest first."""
+    known = sorted(known, key=lambda run: run.start)
+    index = pd.Index([run.run_id for run in known], name="run_id")
+    frame = pd.DataFrame({name: [getattr(run, name) for run in known] for name in ("name", "status")}, index)
+    for name in ("start", "end"):
+        frame[name] = pd.to_datetime([1000 * getattr(run, name) for run in known], unit="ms").round("ms")
+    frame["rounds"] = [max((i for i, one in enumerate(run.rounds, start=1) if GA in one), default=0) for run in known]
+    values = [[one[GA] for one in run.rounds if one.get(GA, float("nan")) == one.get(GA)] for run in known]
+    frame["best_GA"] = [max(mine, default=float("nan")) for mine in values]
+    for name in ("partition", "identity", "diverged", "case", "study", SETTINGS_TAG, VERSIONS_TAG):
+        frame[name] = [run.tags.get(name) for run in known]
+    frame["confirms"] = [run.tags.get("purpose") == "confirm" for run in known]
+    after = pd.Series([_stopped_after(run) for run in known], index)
+    frame["ended"] = frame["status"].eq("finished") | (frame["status"].eq("stopped") & frame["rounds"].eq(after))
+    last: list[dict[str, float]] = [{key: one[key] for one in run.rounds for key in one} for run in known]
+    names = sorted({GA, LA}.union(*last))
+    metrics = pd.DataFrame(last, index, columns=names, dtype=float)
+    keys = sorted({"method", "seed"}.union(*(run.settings for run in known)))
+    chosen = [{key: hashable(value) for key, value in run.settings.items()} for run in known]
+    settings = with_defaults(pd.DataFrame(chosen, index, columns=keys, dtype=object).infer_objects())
+    frame = pd.concat([frame, metrics, settings], axis=1).reset_index()
+    frame["case"] = cases_of(frame)
+    first = [name for name in KEY_COLUMNS if name in frame]
+    return frame[[*first, *(name for name in frame if name not in first)]]
+
+
+def _stopped_after(run: KnownRun) -> int | None:
+    """In which round a rule of its own has stopped a run."""
+    words = run.tags.get(STOPPED_TAG, "").partition(":")[0].split()
+    return int(words[1]) if len(words) == 2 and words[1].isdigit() else None
 
 
 @dataclass(frozen=True)
 class Runs:
-    """All runs of a store; it is read once.
+    """All runs of a place; they are read once.
 
     Attributes:
-        place: Folder of runs, database file or MLflow URI.
+        place: Folder of runs or MLflow URI.
     """
 
     place: Place = None
 
     @cached_property
-    def store(self) -> Store:
+    def source(self) -> Source:
         """Where the runs are."""
-        return open_store(self.place)
+        return open_source(self.place)
 
     @cached_property
-    def _content(self) -> Content:
-        return self.store.content()
-
-    @cached_property
-    def _tags(self) -> pd.DataFrame:
-        return pivot(self._content.tags)
+    def known(self) -> dict[str, KnownRun]:
+        """All runs, by their ids."""
+        return {run.run_id: run for run in self.source.runs()}
 
     @cached_property
     def table(self) -> pd.DataFrame:
         """All runs, the oldest first."""
-        content = self._content
-        # Sweeps have params and metrics of their own; runs without a method have only just begun.
-        begun = set(content.params.loc[content.params["key"].eq("method"), "run_id"])
-        frame = content.runs.loc[content.runs["run_id"].isin(begun)].set_index("run_id").sort_values("start")
-        settings = with_defaults(typed(pivot(content.params, begun).reindex(frame.index)))
-        metrics = pivot(content.latest, begun).reindex(frame.index)
-        tags = self._tags.reindex(frame.index)
-        reached = content.latest.loc[content.latest["key"].eq("GA")].set_index("run_id")["round"]
-        frame["rounds"] = reached.reindex(frame.index).fillna(0).astype(int)
-        frame["best_GA"] = content.best.set_index("run_id")["value"].reindex(frame.index).astype(float)
-        for name in ("partition", "identity", "diverged", "case", "study", SETTINGS_TAG, VERSIONS_TAG):
-            frame[name] = tags.get(name)
-        purpose = tags.get("purpose")
-        frame["confirms"] = purpose.eq("confirm") if purpose is not None else False
-        frame["status"] = status_of(frame.pop("state"), tags.get("status"))
-        for name in ("GA", "LA"):
-            if name not in metrics:
-                metrics[name] = float("nan")
-        for name in ("method", "seed"):
-            if name not in settings:  # nobody has begun
-                settings[name] = None
-        frame = pd.concat([frame, metrics.astype(float), settings], axis=1)
-        frame["ended"] = frame["status"].eq("finished") | _by_own_rule(frame, tags.get(STOPPED_TAG))
-        frame["start"] = pd.to_datetime(frame["start"], unit="ms")
-        frame["end"] = pd.to_datetime(frame["end"], unit="ms")
-        frame = frame.reset_index()
-        frame["case"] = cases_of(frame)
-        first = [name for name in KEY_COLUMNS if name in frame]
-        return frame[[*first, *(name for name in frame if name not in first)]]
+        return tables_of(list(self.known.values()))
+
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        """All rounds."""
+        return measured_in(self.known.values())
+
+    @cached_property
+    def _tags(self) -> pd.DataFrame:
+        tags = [run.tags for run in self.known.values()]
+        return pd.DataFrame(tags, list(self.known), columns=sorted({PARENT_TAG}.union(*tags)), dtype=object)
 
     @cached_property
     def sweeps(self) -> list[Sweep]:
-        """Every sweep of the store, the one that was begun or gone on with last at the end."""
-        tags = self._tags
-        if "kind" not in tags:
-            return []
-        found = tags.loc[tags["kind"].eq("sweep")]
-        turn = self._content.runs.set_index("run_id")["start"].reindex(found.index)  # in milliseconds
-        if SWEPT_TAG in found:  # those of earlier versions lack it
-            swept = pd.to_datetime(found[SWEPT_TAG]).map(lambda time: time.timestamp() * 1000, na_action="ignore")
-            turn = swept.fillna(turn)
-        return [self._sweep(str(run_id)) for run_id in turn.sort_values().index]
+        """Every sweep of the place, the one that was begun or gone on with last at the end."""
+        return sorted(map(self._by_run, self.source.sweeps()), key=lambda sweep: sweep.swept)
+
+    def _by_run(self, sweep: Sweep) -> Sweep:
+        """The sweep with the cases of its runs by their ids, whatever its table knows them by."""
+        ids: dict[str, list[str]] = {run_id: [run_id] for run_id in self.known}
+        for run_id, run in self.known.items():
+            ids.setdefault(run.tags.get("identity", ""), []).append(run_id)
+        return sweep._replace(cases={run: case for name, case in sweep.cases.items() for run in ids.get(name, ())})
 
     @cached_property
     def studies(self) -> dict[str, list[str]]:
-        """The studies of the store and their scales; runs without a study do not count."""
-        found: dict[str, list[str]] = {}
-        for key, values in self._tags.items():
-            if str(key).startswith(STUDY_PREFIX):
-                found[str(key).removeprefix(STUDY_PREFIX)] = sorted(values.dropna().unique())
-        return dict(sorted(found.items()))
+        """The studies of the place and their scales; runs without a study do not count."""
+        found: dict[str, set[str]] = {}
+        for run in self.known.values():
+            for key, scale in run.tags.items():
+                if key.startswith(STUDY_PREFIX):
+                    found.setdefault(key.removeprefix(STUDY_PREFIX), set()).add(scale)
+        for sweep in self.sweeps:
+            found.setdefault(sweep.study, set()).add(sweep.scale)
+        return {name: sorted(scales) for name, scales in sorted(found.items())}
 
     def sweep(self, study: str, scale: str) -> Sweep | None:
         """What is known of a study that has runs here; the latest, if it was swept in several forms."""
@@ -177,17 +355,14 @@ class Runs:
         tags: Mapping[str, str] | None = None,
         scale: str | None = None,
         absent: str = "error",
-    ) -> pd.DataFrame:
-        """One row per run; see `load`. Of runs repeated with --fresh the newest stays, and the attribute
-        `attrs["remarks"]` of the table says what else a reader should know.
-        """
-        table, remarks = self.table, []
+    ) -> Study:
+        """Some runs as tables; see `load`. A server may hold runs repeated with --fresh; the newest of each stays."""
+        table, remarks = self.table, list[str]()
         try:
             if not len(table):
-                raise NoRuns(f"{self.store.place} holds no runs yet; make some with `fl-lightning demo`")
+                raise NoRuns(f"{self.source.place} holds no runs yet; make some with `fl-lightning demo`")
             if study is not None:
-                table, outdated = self._of_study(table, study, scale)
-                remarks += outdated
+                table, remarks = self._of_study(table, study, scale)
             for name, value in (tags or {}).items():
                 table = self._tagged(table, name, value)
             table = self.narrowed(table, where or {})
@@ -197,21 +372,21 @@ class Runs:
             if absent != "empty":
                 raise
             nothing = self.table.iloc[:0].assign(scale=None)
-            nothing.attrs["remarks"] = [str(reason)]
-            return nothing
-        repeated = table["identity"].notna() & table.sort_values(["ended", "start"]).duplicated("identity", keep="last")
-        if repeated.any():
-            remarks.append(f"{repeated.sum()} runs were repeated with --fresh; only the newest of each counts")
-        table = table.loc[~repeated]
-        if (older := versions.superseded(table)).any():
-            remarks.append(f"{older.sum()} runs were made by an older version of the code and computed again since")
-        table = table.loc[~older].reset_index(drop=True)
-        remarks += [*versions.mixed(table), *_unfinished(table)]
-        table.attrs["remarks"] = remarks
-        if study is not None and (sweep := self.sweep(study, str(table["scale"].iloc[0]))):
-            table.attrs |= studies.attributes(sweep.content)
-            table.attrs["stages"] = True
-        return table
+            name = study or ""
+            return Study(nothing, self.measured.iloc[:0], NO_SPEC, (str(reason),), name, name, scale or "")
+        table, outdated = _newest(table)
+        remarks += [*outdated, *study_records.mixed(table), *_unfinished(table)]
+        is_reference = table["case"].eq(REFERENCE)
+        if is_reference.any():
+            remarks.append(f"{is_reference.sum()} more runs are references that others are measured against")
+        runs, references = table.loc[~is_reference].reset_index(drop=True), table.loc[is_reference]
+        scale = str(table["scale"].iloc[0]) if study is not None else ""
+        sweep = self.sweep(study, scale) if study is not None else None
+        spec = study_records.spec_of(sweep.content) if sweep else NO_SPEC
+        measured = self.measured.loc[self.measured["run_id"].isin(runs["run_id"])]
+        title = f"{study}, scale {scale}" if scale not in ("", "all") else study or ""
+        found = Study(runs, measured, spec, tuple(remarks), title, study or "", scale, references, sweep)
+        return replace(found, file=self.source.artifact)
 
     def narrowed(self, table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
         """The runs of a table that have these values of columns, or of tags that users have given them."""
@@ -222,20 +397,13 @@ class Runs:
                 table = narrow(table, name, value)
         return table
 
-    def tags_of(self, run_id: str) -> dict[str, str]:
-        """All tags of a run."""
-        return {str(name): str(value) for name, value in self._tags.loc[run_id].dropna().items()}
-
-    def metrics_of(self, run: "pd.Series[Any]") -> dict[str, float]:
-        """What was measured in the last round of a run, a row of a table."""
-        names = ["GA", "LA", *sorted(self._metric_names - {"GA", "LA"})]
-        return {name: float(run[name]) for name in names if name in run.index and pd.notna(run[name])}
-
-    def settings_of(self, run: "pd.Series[Any]") -> dict[str, Any]:
-        """The settings of a run by dotted key."""
-        params = self._content.params
-        mine = params.loc[params["run_id"].eq(run["run_id"]), "key"]
-        return {key: run[key] for key in mine}
+    def metrics_of(self, run_id: str) -> dict[str, float]:
+        """What was measured last of a run."""
+        rounds = self.known[run_id].rounds
+        last = {key: value for one in rounds for key, value in one.items() if value == value}
+        if GA in last:
+            last["best_GA"] = max(one[GA] for one in rounds if GA in one)
+        return {name: last[name] for name in (GA, LA, *sorted(last.keys() - {GA, LA})) if name in last}
 
     def _tagged(self, table: pd.DataFrame, name: str, value: Any) -> pd.DataFrame:
         if name not in self._tags:
@@ -244,47 +412,45 @@ class Runs:
         carrying = self._tags.index[self._tags[name].isin(values)]
         return table.loc[table["run_id"].isin(carrying)]
 
-    def rounds(self, table: pd.DataFrame, metrics: Collection[str] | None = None) -> pd.DataFrame:
-        """One row for every round of the runs of a table, with all their settings."""
-        settings = self.without_metrics(table)
-        if not len(table):
-            nothing = settings.assign(round=pd.Series(dtype=int), GA=pd.Series(dtype=float), LA=pd.Series(dtype=float))
-            nothing.attrs.update(table.attrs)
-            return nothing
-        if metrics is not None and table.attrs.get("metric"):  # settings are chosen by it
-            metrics = {*metrics, table.attrs["metric"]}
-        long = self.store.history(list(table["run_id"]), metrics)
-        # A round that was computed again after a kill may have other seconds: the later ones count.
-        wide = long.drop_duplicates(["run_id", "round", "key"], keep="last").pivot(
-            index=["run_id", "round"], columns="key", values="value"
-        )
-        wide = wide.rename_axis(columns=None).reset_index().sort_values(["run_id", "round"])
-        if "rounds" in table:  # a study's rule may have had enough of a run that another study takes further
-            wide = wide.loc[wide["round"].le(wide["run_id"].map(table.set_index("run_id")["rounds"]))]
-        merged = settings.merge(wide, on="run_id", how="inner", validate="one_to_many")
-        merged.attrs.update(table.attrs)
-        return merged
-
-    def without_metrics(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The columns of a table that were not measured: settings, tags, names."""
-        return table[[name for name in table if name not in self._metric_names and name != "rounds"]]
-
-    def artifact(self, run_id: str, name: str) -> Path | None:
-        """A file that a run has left, on this machine; None if there is none."""
-        return self.store.artifact(run_id, name)
-
-    @cached_property
-    def _metric_names(self) -> set[str]:
-        return {*map(str, self._content.latest["key"].unique()), "best_GA", "GA", "LA"}
-
     def _of_study(self, table: pd.DataFrame, study: str, scale: str | None) -> tuple[pd.DataFrame, list[str]]:
         """The runs of a study as it was swept last, and what is left out because it was another then."""
+        scale = self._scale_of(study, scale)
+        tags = self._tags.get(f"{STUDY_PREFIX}{study}")
+        tagged = set(tags.index[tags.eq(scale)]) if tags is not None else set()
+        # A run that another study or scale had computed carries that one's tags; the sweep's own list has it too.
+        sweeps = self._sweeps_of(study, scale)
+        last = joined(taken := steps(sweeps))
+        cases = {run_id: case for sweep in sweeps for run_id, case in sweep.cases.items()}
+        latest = last.cases if last else {}
+        outdated = cases.keys() - latest.keys() if latest else set()
+        if latest:  # what an earlier sweep had begun and never listed
+            gone = {sweep.run_id for sweep in sweeps if sweep not in taken and sweep.run_id}
+            begun = set(self._tags.index[self._tags[PARENT_TAG].isin(gone)])
+            outdated |= begun - latest.keys() - self._references
+        dropped = self._no_longer_listed(table.loc[table["run_id"].isin(tagged)], taken, latest) - outdated
+        table = table.loc[~table["run_id"].isin(outdated | dropped)]
+        chosen = table.loc[table["run_id"].isin(tagged | cases.keys())].copy()
+        labels = [cases.get(run_id, own) for run_id, own in zip(chosen["run_id"], chosen["case"], strict=True)]
+        chosen["case"] = [DISPLAY.get(label, label) for label in labels]
+        chosen["study"], chosen["scale"] = study, scale
+        place = {run_id: number for number, run_id in enumerate(latest)}
+        chosen = chosen.iloc[chosen["run_id"].map(place).fillna(len(place)).to_numpy().argsort(kind="stable")]
+        if last:
+            chosen = study_records.as_the_study_sees(chosen, last.content, self.measured)
+        remarks = {
+            "of an earlier form of the study are left out": outdated,
+            "that the study has made and no longer asks for are left out": dropped,
+        }
+        return chosen, [f"{len(ids)} runs {words}" for words, ids in remarks.items() if ids]
+
+    def _scale_of(self, study: str, scale: str | None) -> str:
+        """The scale that is meant, of a study that is here."""
         if study not in self.studies:
             from tune.study_file import names
 
             if study in names():
                 raise NoRuns(
-                    f"{self.store.place} holds no runs of the study {study}; make them with "
+                    f"{self.source.place} holds no runs of the study {study}; make them with "
                     f"`fl-lightning sweep {study} --scale small`"
                 )
             error = unknown("study", study, self.studies or names())
@@ -297,34 +463,7 @@ class Runs:
             )
         if scale is not None and scale not in scales:
             raise unknown(f"scale of {study}", scale, scales)
-        scale = scale or scales[0]
-        tagged = self._tags.index[self._tags[f"{STUDY_PREFIX}{study}"].eq(scale)]
-        # A run that another study or scale had computed carries that one's tags; the sweep's own list has it too.
-        sweeps = self._sweeps_of(study, scale)
-        last = joined(taken := steps(sweeps))
-        cases = {run_id: case for sweep in sweeps for run_id, case in sweep.cases.items()}
-        latest = last.cases if last else {}
-        outdated = cases.keys() - latest.keys() if latest else set()
-        if latest:  # what an earlier sweep had begun and never listed
-            begun = self._tags.index[
-                self._tags[PARENT_TAG].isin([sweep.run_id for sweep in sweeps if sweep not in taken])
-            ]
-            outdated |= set(begun) - latest.keys() - self._references
-        dropped = self._no_longer_listed(table.loc[table["run_id"].isin(tagged)], taken, latest) - outdated
-        table = table.loc[~table["run_id"].isin(outdated | dropped)]
-        chosen = table.loc[table["run_id"].isin(tagged) | table["run_id"].isin(cases)].copy()
-        labels = [cases.get(run_id, own) for run_id, own in zip(chosen["run_id"], chosen["case"], strict=True)]
-        chosen["case"] = [DISPLAY.get(label, label) for label in labels]
-        chosen["study"], chosen["scale"] = study, scale
-        place = {run_id: number for number, run_id in enumerate(latest)}
-        chosen = chosen.iloc[chosen["run_id"].map(place).fillna(len(place)).to_numpy().argsort(kind="stable")]
-        if last:
-            chosen = studies.as_the_study_sees(chosen, last.content, self.store)
-        remarks = {
-            "of an earlier form of the study are left out": outdated,
-            "that the study has made and no longer asks for are left out": dropped,
-        }
-        return chosen, [f"{len(ids)} runs {words}" for words, ids in remarks.items() if ids]
+        return scale or scales[0]
 
     def _no_longer_listed(self, tagged: pd.DataFrame, taken: Sequence[Sweep], listed: Mapping[str, str]) -> set[str]:
         """Whole runs of cases whose sweep has ended without listing them: of settings that were the best once, or that
@@ -335,8 +474,7 @@ class Runs:
             taken: The sweeps of the study that count.
             listed: What these list.
         """
-        state = self._content.runs.set_index("run_id")["state"]
-        ended = [sweep for sweep in taken if sweep.cases and state[sweep.run_id] == "FINISHED"]
+        ended = [sweep for sweep in taken if sweep.cases and sweep.ended]
         swept = {DISPLAY.get(case["label"], case["label"]) for sweep in ended for case in sweep.content["cases"]}
         whole = tagged["ended"] | tagged["status"].eq("diverged")
         # What has been repeated since, with --fresh or by newer code, is told apart by `load`.
@@ -348,29 +486,19 @@ class Runs:
     @cached_property
     def _references(self) -> set[str]:
         """Runs that others are measured against; no sweep lists them."""
-        return set(self._tags.index[self._tags["case"].eq(REFERENCE)]) if "case" in self._tags else set()
-
-    def _sweep(self, run_id: str) -> Sweep:
-        tags = self._tags.loc[run_id].dropna()
-        study = str(tags["study"])
-        content: dict[str, Any] = {}
-        if path := self.artifact(run_id, "study.yaml"):
-            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        cases: dict[str, str] = {}
-        if path := self.artifact(run_id, "runs.csv"):
-            text = path.read_text(encoding="utf-8").strip()
-            listed = pd.read_csv(path, usecols=["run_id", "case"], dtype=str) if text else None
-            if listed is not None:
-                cases = dict(zip(listed["run_id"], listed["case"].map(original), strict=True))
-        return Sweep(study, str(tags[f"{STUDY_PREFIX}{study}"]), run_id, content, cases)
+        return {run_id for run_id, run in self.known.items() if run.tags.get("case") == REFERENCE}
 
 
-def _by_own_rule(frame: pd.DataFrame, tag: "pd.Series[Any] | None") -> "pd.Series[bool]":
-    """Whether a run was stopped by a rule of its own, and has not gone on since."""
-    if tag is None:
-        return pd.Series(False, frame.index)
-    after = tag.astype("string").str.extract(r"^round (\d+)", expand=False).astype(float)
-    return frame["status"].eq("stopped") & after.eq(frame["rounds"])
+def _newest(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Without what was computed again since, and what that was."""
+    repeated = table["identity"].notna() & table.sort_values(["ended", "start"]).duplicated("identity", keep="last")
+    remarks = []
+    if repeated.any():
+        remarks.append(f"{repeated.sum()} runs were repeated with --fresh; only the newest of each counts")
+    table = table.loc[~repeated]
+    if (older := study_records.superseded(table)).any():
+        remarks.append(f"{older.sum()} runs were made by an older version of the code and computed again since")
+    return table.loc[~older].reset_index(drop=True), remarks
 
 
 def _nothing_left(study: str | None, where: Mapping[str, Any] | None, tags: Mapping[str, str] | None) -> str:
@@ -380,11 +508,11 @@ def _nothing_left(study: str | None, where: Mapping[str, Any] | None, tags: Mapp
 
 
 def _unfinished(table: pd.DataFrame) -> list[str]:
-    """What a reader must know about runs that are no results."""
+    """What a reader must know about runs without a result."""
     counts = table["status"].value_counts()
     meaning = {
         "diverged": "diverged; they are counted, but not averaged",
-        "running": "have not ended yet, or were killed",
+        "running": "have not ended yet",
         "failed": "failed",
         "stopped": "were stopped before their last round",
     }

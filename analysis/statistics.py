@@ -9,16 +9,20 @@ Whatever is too little for a number gives a remark instead. All resampling is ke
 - Paired comparison on equal seeds: Wilcoxon's signed-rank test, exact for n <= 14, and the matched-pairs rank-biserial
   correlation (W+ - W-) / (W+ + W-) (Kerby 2014) as effect size: 1 if every difference is positive, -1 if every is
   negative.
+- Interval of a lead over paired seeds, by which claims are judged: Student's t, mean +- t_(n-1) s / sqrt(n). It has its
+  level for as few as two pairs, where the bootstrap has no interval, if differences are normal; half its width is the
+  smallest difference that so many seeds can show.
 - Correlations: Pearson's r and Spearman's rho with bootstrap percentiles over points, or over whole clusters of them,
   such as the seeds of one setting. Those of Pearson's r are widened for few clusters as those of a mean are. Ranks are
   taken anew in every resample; the ties in it widen the interval of rho by themselves.
 - Best of a grid on an equal budget: a method with more settings finds a better one by chance. The expected best of k
   settings drawn without replacement from the K that were tried (Dodge et al., *Show Your Work*, EMNLP 2019) compares
-  all methods at the k that each of them has.
+  all methods at the k that each of them has. Settings that are equal in what chooses count with their mean.
 """
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,6 +171,21 @@ def paired(first: ArrayLike, second: ArrayLike, level: float = LEVEL) -> Paired:
     return Paired(n, ahead, ties, difference, p, effect)
 
 
+def lead(differences: ArrayLike, level: float = LEVEL) -> Interval:
+    """Mean of paired differences with Student's t interval.
+
+    >>> [round(float(end), 2) for end in lead([1.0, 2.0, 3.0])[:3]], lead([1.0]).remark
+    ([2.0, -0.48, 4.48], 'a single pair has no interval')
+    """
+    values = np.round(np.asarray(differences, dtype=float), DIGITS)
+    n = len(values)
+    mean = float(values.mean()) if n else math.nan
+    if n < 2:
+        return Interval(mean, math.nan, math.nan, n, "a single pair has no interval" if n else "no pairs")
+    half = float(stats.t.ppf((1 + level) / 2, n - 1) * values.std(ddof=1) / math.sqrt(n))
+    return Interval(mean, mean - half, mean + half, n)
+
+
 def correlation(x: ArrayLike, y: ArrayLike, clusters: ArrayLike | None = None, level: float = LEVEL) -> Correlation:
     """Pearson and Spearman of two columns.
 
@@ -201,11 +220,17 @@ def expected_best(values: Sequence[float], budget: int, chosen_by: Sequence[floa
     """Expected largest of `budget` values drawn without replacement; or the value of the one with the largest score.
 
     E max = sum_i v_(i) C(i - 1, k - 1) / C(K, k) over the values in ascending order, of themselves or of their scores.
+    Equal scores say nothing about which of their values is taken: each of them counts with the mean of these values.
 
     >>> expected_best([0.2, 0.6, 0.4], 3), round(expected_best([0.2, 0.6, 0.4], 1), 3)
     (0.6, 0.4)
+    >>> expected_best([0.2, 0.6], 2, chosen_by=[1, 1])
+    0.4
     """
-    ordered = [value for _, value in sorted(zip(chosen_by or values, values, strict=True))]
+    tied: dict[float, list[float]] = {}
+    for score, value in zip(chosen_by or values, values, strict=True):
+        tied.setdefault(score, []).append(value)
+    ordered = [fmean(tied[score]) for score in sorted(tied) for _ in tied[score]]
     total = math.comb(len(ordered), budget)
     return sum(value * (math.comb(i, budget - 1) / total) for i, value in enumerate(ordered))
 

@@ -1,6 +1,6 @@
 """One look for all figures: colour is the method, dash is the setting; legible in one column, light and dark.
 
-Colours and strokes are those of every picture (`fl_lightning.runs.palette`, `fl_lightning.runs.strokes`). A figure is
+Colours and strokes are those of every picture (`palette` and `strokes` of `fl_lightning.runs.plotting`). A figure is
 drawn in light colours; `recoloured` turns its SVG into a dark one, or into one that follows the page it stands on.
 """
 
@@ -13,28 +13,32 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from analysis.runs import Study
 from analysis.statistics import MIN_FOR_INTERVAL
-from fl_lightning.runs import palette
-from fl_lightning.runs.labels import take_literally
-from fl_lightning.runs.palette import DARK, DASHES, LIGHT, METHODS, THEMES, Look, Theme, dashes, looks, sequence, theme
-from fl_lightning.runs.strokes import dress
+from fl_lightning.runs.plotting import palette
+from fl_lightning.runs.plotting.palette import (
+    DARK,
+    DASHES,
+    LIGHT,
+    METHODS,
+    THEMES,
+    Look,
+    Theme,
+    dashes,
+    looks,
+    sequence,
+    theme,
+)
+from fl_lightning.runs.plotting.strokes import dress, take_literally
 
 # Inches: one column of a two-column paper, and both.
 COLUMN, PAGE = 3.5, 7.16
-# What the axes of accuracies say, in percent.
-AXIS_NAMES = {
-    "GA": "GA: server's model (%)",
-    "LA": "LA: clients' models (%)",
-    "PA_before": "PA before local training (%)",
-    "PA_after": "PA after local training (%)",
-}
 # Characters of a label that fit into a column.
 LEGEND_WIDTH = 62
 # So many lines of a legend find room in the height of a figure; each further one needs so many inches.
@@ -94,10 +98,10 @@ def picture(
     return figure, axes[:panels]
 
 
-def empty(reason: str, table: pd.DataFrame | None = None) -> Picture:
-    """A figure that says why there is none; an empty table knows better."""
-    if table is not None and not len(table) and table.attrs.get("remarks"):
-        reason = "; ".join(table.attrs["remarks"])
+def empty(reason: str, study: Study | None = None) -> Picture:
+    """A figure that says why there is none; an empty study knows better."""
+    if study is not None and not len(study.runs) and study.remarks:
+        reason = "; ".join(study.remarks)
     figure, (panel,) = picture(height=1.0)
     panel.set_axis_off()
     text = textwrap.fill(f"Nothing to show: {reason}", 58)
@@ -240,7 +244,6 @@ def _settings(colours: Theme) -> Any:
 
 
 __all__ = [
-    "AXIS_NAMES",
     "COLUMN",
     "DARK",
     "DASHES",

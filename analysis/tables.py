@@ -1,6 +1,6 @@
 """Tables of the paper: numbers for CSV, text for LaTeX and HTML.
 
-Every function takes tables of `analysis.runs` and returns a DataFrame of numbers. Where a column `X` is followed by
+Every function takes a `Study` of `analysis.runs` and returns a DataFrame of numbers. Where a column `X` is followed by
 `X low` and `X high`, these are the ends of its 95 % interval, or with fewer than five runs their range; `X std` is the
 standard deviation over runs. `analysis.formats` makes text of them.
 """
@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import contests
+from analysis import comparisons
+from analysis.boundary_notes import at_edges, in_cells
 from analysis.columns import column
-from analysis.edges import at_edges, in_cells
 from analysis.figures.correlation import error_points
 from analysis.formats import NOTE, html, latex, readable, save
+from analysis.runs import Study
 from analysis.statistics import (
     MIN_FOR_CORRELATION,
     Correlation,
@@ -25,45 +26,28 @@ from analysis.statistics import (
     paired,
 )
 from fl_lightning.errors import unknown
-from fl_lightning.uncertainty.kinds import kinds_in
+from fl_lightning.metrics.metric import BY_NAME, GA, LA, METRICS, kinds_in
 from tune.best import OPTIMISM_POINTS
 
-# What is measured on the clients' own test sets, and how a table calls it.
-PERSONAL = {
-    f"PA_{when}{ending}": f"{words} {when} (%)"
-    for when in ("before", "after")
-    for ending, words in (("", "PA"), ("_worst", "worst tenth"), ("_std", "spread"))
-}
-
-# What is measured of every kind of prediction, and how a table calls it.
-CALIBRATION = {
-    **{"NLL": "NLL", "Brier": "Brier", "ECE": "ECE", "adaptive_ECE": "adaptive ECE"},
-    **{"classwise_ECE": "class-wise ECE", "AURC": "AURC"},
-}
+# What is measured on the clients' own test sets, and of every kind of prediction.
+PERSONAL = [metric for metric in METRICS if metric.name.startswith("PA_")]
+CALIBRATION = [BY_NAME[name] for name in ("NLL", "Brier", "ECE", "adaptive_ECE", "classwise_ECE", "AURC")]
 
 
-def accuracy_and_rounds(
-    runs: pd.DataFrame, rounds: pd.DataFrame, thresholds: Sequence[float] = (0.3, 0.4)
-) -> pd.DataFrame:
-    """The paper's table: GA, LA and the first round with GA at each threshold, at the best setting of every case.
-
-    Args:
-        runs: One row per run.
-        rounds: One row per run and round.
-        thresholds: Levels of GA.
-    """
-    best = contests.best_of_grid(runs)
-    keys, tuned = contests.conditions(runs), contests.tuned(runs)
+def accuracy_and_rounds(study: Study) -> pd.DataFrame:
+    """The paper's table: GA, LA and the first round with GA at each threshold, at the best setting of every case."""
+    best = comparisons.best_of_grid(study)
+    keys, tuned = comparisons.conditions(study), comparisons.tuned(study)
     rows = []
     for _, row in best.iterrows():
-        mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
-        curves = rounds.loc[rounds["run_id"].isin(row["run_ids"])]
-        line = {contests.symbol(key): row[key] for key in keys}
-        line |= {"case": row["case"], "setting": contests.in_words({key: row[key] for key in tuned})}
-        for metric in ("GA", "LA"):
+        mine = study.runs.loc[study.runs["run_id"].isin(row["run_ids"])]
+        curves = study.rounds.loc[study.rounds["run_id"].isin(row["run_ids"])]
+        line = {comparisons.symbol(key): row[key] for key in keys}
+        line |= {"case": row["case"], "setting": comparisons.in_words({key: row[key] for key in tuned})}
+        for metric in (GA, LA):
             line |= spread_columns(f"{metric} (%)", 100 * mine[metric])
-        for threshold in thresholds:
-            first = curves.loc[curves["GA"].ge(threshold)].groupby("run_id")["round"].min()
+        for threshold in study.thresholds:
+            first = curves.loc[curves[GA].ge(threshold)].groupby("run_id")["round"].min()
             line |= {f"rounds to {threshold:.0%}": first.mean(), f"rounds to {threshold:.0%} std": first.std()}
             line[f"reached {threshold:.0%}"] = len(first)
         if (best["confirmed"] & best["chosen_mean"].notna()).any():
@@ -73,21 +57,21 @@ def accuracy_and_rounds(
     return pd.DataFrame(rows)
 
 
-def best_settings(runs: pd.DataFrame, metric: str = "GA") -> pd.DataFrame:
+def best_settings(study: Study, metric: str = GA) -> pd.DataFrame:
     """The best setting of every case under all conditions, and what to expect of it on an equal budget.
 
     Where it ran again on fresh seeds: `chosen`, the mean of the seeds that chose it; `confirmed`, that of the fresh
     ones; and `optimism`, by how much the former looked too good.
     """
-    best = contests.best_of_grid(runs, metric)
-    tuned = contests.tuned(runs)
+    best = comparisons.best_of_grid(study, metric)
+    tuned = comparisons.tuned(study)
     name = f"confirmed {metric} (%)" if len(best) and best["confirmed"].any() else f"{metric} (%)"
-    measured = 100 * runs.set_index("run_id")[metric]
+    measured = 100 * study.runs.set_index("run_id")[metric]
     rows = [
         {
-            **{contests.symbol(key): row[key] for key in contests.conditions(runs)},
+            **{comparisons.symbol(key): row[key] for key in comparisons.conditions(study)},
             "case": row["case"],
-            **{contests.symbol(key): row[key] for key in tuned},
+            **{comparisons.symbol(key): row[key] for key in tuned},
             "at the edge": edge,
             **_chosen_and_confirmed(row, metric, name, measured.reindex(list(row["run_ids"]))),
             "n": row["n"],
@@ -98,7 +82,7 @@ def best_settings(runs: pd.DataFrame, metric: str = "GA") -> pd.DataFrame:
             "expected best of equal budget (%)": 100 * row["expected"],
             "equal budget": row["budget"],
         }
-        for (_, row), edge in zip(best.iterrows(), in_cells(at_edges(best, runs)), strict=True)
+        for (_, row), edge in zip(best.iterrows(), in_cells(at_edges(best, study)), strict=True)
     ]
     table = pd.DataFrame(rows)
     if table.get(OPTIMISM_POINTS, pd.Series([0.0])).isna().all():  # no length has both kinds of seeds
@@ -107,7 +91,7 @@ def best_settings(runs: pd.DataFrame, metric: str = "GA") -> pd.DataFrame:
 
 
 def paired_comparison(
-    runs: pd.DataFrame, first: str | None = None, second: str | None = None, metric: str = "GA"
+    study: Study, first: str | None = None, second: str | None = None, metric: str = GA
 ) -> pd.DataFrame:
     """One case against the others, each at its best setting, on pairs of runs with equal seed and partition.
 
@@ -115,76 +99,80 @@ def paired_comparison(
     under different conditions are not independent, seeds are.
 
     Args:
-        runs: One row per run.
+        study: The runs.
         first: The case in question; by default FOLA, or the first one.
         second: Its rival; by default every other case.
         metric: What is large if good.
     """
-    column(runs, metric)
-    if not len(runs):
+    column(study.runs, metric)
+    if not len(study.runs):
         return pd.DataFrame()
-    cases = list(dict.fromkeys(runs["case"]))
+    cases = list(dict.fromkeys(study.runs["case"]))
     for name in (first, second):
         if name is not None and name not in cases:
             raise unknown("case", name, cases)
-    reference = first or reference_case(runs)
+    reference = first or reference_case(study)
     rivals = [second] if second else [case for case in cases if case != reference]
-    runs = contests.final_stage(runs)
-    keys = contests.conditions(runs)
-    chosen = contests.chosen_runs(contests.best_of_grid(runs, metric), runs)
+    study = comparisons.final_stage(study)
+    keys = comparisons.conditions(study)
+    chosen = comparisons.chosen_runs(comparisons.best_of_grid(study, metric), study).runs
     rows = []
     for rival in rivals:
         matched = _pairs(chosen, reference, rival, keys, metric)
-        for group in contests.groups(matched, keys):
-            conditions = {contests.symbol(key): group[key].iloc[0] for key in keys}
+        for group in comparisons.groups(matched, keys):
+            conditions = {comparisons.symbol(key): group[key].iloc[0] for key in keys}
             rows.append({**conditions, "case": reference, "against": rival, **_compared(group)})
         if keys and matched["contest"].nunique() > 1:
             whole = _over_conditions(matched)
-            rows.append({contests.symbol(keys[0]): "all", "case": reference, "against": rival, **_compared(whole)})
+            rows.append({comparisons.symbol(keys[0]): "all", "case": reference, "against": rival, **_compared(whole)})
     table = pd.DataFrame(rows)
     if len(table):
         table["p (Holm)"] = _holm(table["p"])
     return table
 
 
-def correlations(runs: pd.DataFrame) -> pd.DataFrame:
+def correlations(study: Study) -> pd.DataFrame:
     """Pearson and Spearman: GA with LA under equal conditions, GA with AE and LA with LF over all of them."""
     rows = []
-    ended = contests.final_stage(runs.loc[runs["ended"]])
-    keys = contests.conditions(ended)
-    for contest in contests.groups(ended.dropna(subset=["GA", "LA"]), keys):
-        where = {contests.symbol(key): contest[key].iloc[0] for key in keys}
-        rows += [{"of": "GA", "with": "LA", **where, **row} for row in _by_case(contest, contest["LA"], contest["GA"])]
-    for x, y in (("AE", "GA"), ("LF", "LA")):
-        points = error_points(runs, x)
+    ended = comparisons.final_stage(study.of(study.runs.loc[study.runs["ended"]]))
+    keys = comparisons.conditions(ended)
+    for contest in comparisons.groups(ended.runs.dropna(subset=[GA, LA]), keys):
+        where = {comparisons.symbol(key): contest[key].iloc[0] for key in keys}
+        found = _by_case(study.of(contest), contest[LA], contest[GA])
+        rows += [{"of": GA, "with": LA, **where, **row} for row in found]
+    for x, y in (("AE", GA), ("LF", LA)):
+        points = error_points(study, x)
         points = points.loc[points[x] > 0] if len(points) else points
         if len(points):
-            rows += [{"of": y, "with": x, **row} for row in _by_case(points, points[x], points[y])]
+            mine = study.of(points)
+            rows += [{"of": y, "with": x, **row} for row in _by_case(mine, points[x], points[y])]
             # The relation is curved: a line fits the logarithm better.
-            rows += [{"of": y, "with": f"log {x}", **row} for row in _by_case(points, np.log(points[x]), points[y])]
+            rows += [{"of": y, "with": f"log {x}", **row} for row in _by_case(mine, np.log(points[x]), points[y])]
     return pd.DataFrame(rows)
 
 
-def _by_case(runs: pd.DataFrame, x: "pd.Series[float]", y: "pd.Series[float]") -> list[dict[str, Any]]:
+def _by_case(study: Study, x: "pd.Series[float]", y: "pd.Series[float]") -> list[dict[str, Any]]:
     """For every case that has enough runs, and for all together."""
+    runs = study.runs
     groups = {str(case): mine.index for case, mine in runs.groupby("case", sort=False)}
     enough = {case: index for case, index in groups.items() if len(index) >= MIN_FOR_CORRELATION and len(groups) > 1}
     enough["all" if len(groups) > 1 else next(iter(groups))] = runs.index
-    settings = contests.setting_numbers(runs)
+    settings = comparisons.setting_numbers(study)
     return [
         {"case": case, **correlated(correlation(x.loc[index], y.loc[index], settings.loc[index]))}
         for case, index in enough.items()
     ]
 
 
-def costs(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
+def costs(study: Study) -> pd.DataFrame:
     """What a round costs every case: bytes, seconds, gradients; and GA at the traffic that all of them reach."""
+    rounds = study.rounds
     if "bytes_down" not in rounds:
         return pd.DataFrame()
-    best = contests.best_of_grid(runs)
-    keys = contests.conditions(runs)
+    best = comparisons.best_of_grid(study)
+    keys = comparisons.conditions(study)
     rows = []
-    for contest in contests.groups(best, keys):
+    for contest in comparisons.groups(best, keys):
         ids = {run_id: row["case"] for _, row in contest.iterrows() for run_id in row["run_ids"]}
         curves = rounds.loc[rounds["run_id"].isin(ids)].assign(sent=_traffic)
         totals = curves.groupby(["seed", "run_id"])["sent"].max()
@@ -193,10 +181,10 @@ def costs(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
         within = curves.loc[curves["sent"].le(1.01 * curves["seed"].map(common))]
         for case, mine in curves.groupby(curves["run_id"].map(ids), sort=False):
             sends = mine["sent"].max() > 0
-            reached = within.loc[within["run_id"].isin(mine["run_id"])].groupby("run_id")["GA"].last()
+            reached = within.loc[within["run_id"].isin(mine["run_id"])].groupby("run_id")[GA].last()
             rows.append(
                 {
-                    **{contests.symbol(key): contest[key].iloc[0] for key in keys},
+                    **{comparisons.symbol(key): contest[key].iloc[0] for key in keys},
                     "case": case,
                     "MB per round": (mine["bytes_down"] + mine["bytes_up"]).mean() / 1e6,
                     # The median: the first round after a start also loads code and data.
@@ -210,23 +198,24 @@ def costs(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def calibration(runs: pd.DataFrame) -> pd.DataFrame:
+def calibration(study: Study) -> pd.DataFrame:
     """NLL, Brier, ECE, AURC and AUROC of every case and kind of prediction, at the best setting of every case."""
-    best = contests.best_of_grid(runs)
-    keys = contests.conditions(runs)
+    runs = study.runs
+    best = comparisons.best_of_grid(study)
+    keys = comparisons.conditions(study)
     kinds, strange = kinds_in(map(str, runs)), _strange(runs)
     rows = []
     for _, row in best.iterrows():
         mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
-        start = {contests.symbol(key): row[key] for key in keys} | {"case": row["case"]}
+        start = {comparisons.symbol(key): row[key] for key in keys} | {"case": row["case"]}
         found = [kind for kind in kinds if mine[f"{kind}/NLL"].notna().any()]
         for kind in found or [""]:
             prefix = f"{kind}/" if kind else ""
             line = start | {"prediction": kind or "map"}
-            line |= spread_columns("accuracy (%)", 100 * mine[f"{prefix}accuracy" if kind else "GA"])
-            for metric, words in CALIBRATION.items():
-                if f"{prefix}{metric}" in mine:
-                    line |= spread_columns(words, mine[f"{prefix}{metric}"])
+            line |= spread_columns("accuracy (%)", 100 * mine[f"{prefix}accuracy" if kind else GA])
+            for metric in CALIBRATION:
+                if f"{prefix}{metric.name}" in mine:
+                    line |= spread_columns(metric.heading, mine[f"{prefix}{metric.name}"])
             for name in strange:
                 if f"{prefix}AUROC/{name}" in mine and mine[f"{prefix}AUROC/{name}"].notna().any():
                     line |= spread_columns(f"AUROC {name}", mine[f"{prefix}AUROC/{name}"])
@@ -236,10 +225,11 @@ def calibration(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def detection(runs: pd.DataFrame) -> pd.DataFrame:
+def detection(study: Study) -> pd.DataFrame:
     """AUROC, AUPR and FPR95 of the entropy for inputs of no class, a row for each of them and kind of prediction."""
-    best = contests.best_of_grid(runs)
-    keys = contests.conditions(runs)
+    runs = study.runs
+    best = comparisons.best_of_grid(study)
+    keys = comparisons.conditions(study)
     rows = []
     for _, row in best.iterrows():
         mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
@@ -247,7 +237,7 @@ def detection(runs: pd.DataFrame) -> pd.DataFrame:
             for kind in kinds_in(map(str, runs)):
                 if f"{kind}/AUROC/{name}" not in mine or mine[f"{kind}/AUROC/{name}"].isna().all():
                     continue
-                line = {contests.symbol(key): row[key] for key in keys} | {"inputs of no class": name}
+                line = {comparisons.symbol(key): row[key] for key in keys} | {"inputs of no class": name}
                 line |= {"case": row["case"], "prediction": kind}
                 for metric in ("AUROC", "AUPR", "FPR95"):
                     if f"{kind}/{metric}/{name}" in mine:
@@ -261,25 +251,26 @@ def _strange(runs: pd.DataFrame) -> list[str]:
     return [str(name).removeprefix("map/AUROC/") for name in runs if str(name).startswith("map/AUROC/")]
 
 
-def personal(runs: pd.DataFrame) -> pd.DataFrame:
+def personal(study: Study) -> pd.DataFrame:
     """Accuracy on the clients' own test sets, before and after local training, at the best setting of every case."""
-    best = contests.best_of_grid(runs)
-    keys = contests.conditions(runs)
+    runs = study.runs
+    best = comparisons.best_of_grid(study)
+    keys = comparisons.conditions(study)
     rows = []
     for _, row in best.iterrows():
         mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
         if mine["PA_after"].isna().all():
             continue
-        line = {contests.symbol(key): row[key] for key in keys} | {"case": row["case"]}
-        for name, words in PERSONAL.items():
-            line |= spread_columns(words, 100 * mine[name])
+        line = {comparisons.symbol(key): row[key] for key in keys} | {"case": row["case"]}
+        for metric in PERSONAL:
+            line |= spread_columns(metric.heading, 100 * mine[metric.name])
         rows.append(line | {"n": int(mine["PA_after"].notna().sum())})
     return pd.DataFrame(rows)
 
 
-def reference_case(runs: pd.DataFrame) -> str:
+def reference_case(study: Study) -> str:
     """The case that others are compared with: FOLA as the paper has it, else the first."""
-    cases = runs.drop_duplicates("case").set_index("case")
+    cases = study.runs.drop_duplicates("case").set_index("case")
     if "FOLA" in cases.index:
         return "FOLA"
     usual = {"method": "fola", "method.curvature": "online", "method.curvature_form": "diagonal"}

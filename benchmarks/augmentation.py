@@ -12,9 +12,9 @@ from torch.utils.data import Dataset as TorchDataset
 from benchmarks.contest import interleave, paired_ratio
 from benchmarks.table import Row
 from benchmarks.works import seeded
+from fl_lightning.data.batches import ClientData, Plan
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.plan import ClientData, Plan
-from fl_lightning.models.cnn import Cnn
+from fl_lightning.models.networks.cnn import Cnn
 from fl_lightning.training import Training
 
 WORK = "augmentation"

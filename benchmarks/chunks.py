@@ -11,8 +11,8 @@ from benchmarks.works import NUM_CLASSES, seeded, tiny_fits
 from fl_lightning.engines.functional import Functional
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
-from fl_lightning.models.mlp import Mlp
-from fl_lightning.models.softmax import Softmax
+from fl_lightning.models.networks.mlp import Mlp
+from fl_lightning.models.networks.softmax import Softmax
 
 TURNS = 4
 CHUNKS = {10: (10,), 100: (10, 32, 100)}

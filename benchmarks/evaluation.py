@@ -11,9 +11,9 @@ from benchmarks.table import Row
 from benchmarks.works import Work, as_bytes
 from fl_lightning.engines.functional import Functional
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.probes.accuracy import score
+from fl_lightning.metrics.round_metrics import score
+from fl_lightning.models.task import Task, Weights
 from fl_lightning.record import RoundRecord
-from fl_lightning.task import Task, Weights
 
 LAYERS = ((784, 500), (500, 300), (300, 10))
 TURNS = 6

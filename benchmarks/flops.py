@@ -15,7 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning import discovery
-from fl_lightning.config import RunConfig
+from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.system.text import render
 from tune import grid, study_file
 

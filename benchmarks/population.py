@@ -52,8 +52,8 @@ def measure_population() -> list[Row]:
 
 def cost_of(method: str, population: int) -> dict[str, float]:
     """CPU seconds from the command to the first round, per round, and after the last; to load the data; megabytes."""
-    from fl_lightning.config import configure
     from fl_lightning.experiment import run
+    from fl_lightning.runs.config.run_config import configure
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "many.py")

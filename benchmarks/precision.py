@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.table import Row
 from benchmarks.works import Work
-from fl_lightning.task import Task
+from fl_lightning.models.task import Task
 
 STEPS = 4  # the first of which is not counted
 

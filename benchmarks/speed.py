@@ -11,13 +11,13 @@ from benchmarks.contest import Seconds, interleave, paired_ratio
 from benchmarks.table import Row
 from benchmarks.usual import by_optimiser, by_optimiser_with_prior
 from benchmarks.works import Work
-from fl_lightning.engines.engine import Engine
+from fl_lightning.engines.base import Engine
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.method import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
-from fl_lightning.task import Task
+from fl_lightning.models.task import Task
 
 # In float64. In float32 a rounding can flip a ReLU or a maximum of a pooling, and the paths then part for good.
 TOLERANCE = 1e-10

@@ -1,25 +1,22 @@
-"""What Ray and MLflow cost per run, how well two cores are used, and what sharing first rounds saves."""
+"""What Ray and MLflow cost per run, and how well two cores are used."""
 
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.table import Row
 from fl_lightning import experiment
-from fl_lightning.config import RunConfig, configure
-from fl_lightning.experiment import Outputs
 from fl_lightning.loop import federate
-from fl_lightning.probes.accuracy import measure
-from tune.estimate import forecast
-from tune.first_round import share_first_round
+from fl_lightning.metrics.round_metrics import measure
+from fl_lightning.runs.config.run_config import RunConfig, configure
+from fl_lightning.runs.open_run import RunOptions
+from fl_lightning.runs.problem import problem_of
 from tune.grid import cells
-from tune.packing import units
 from tune.study import Study
 from tune.study_file import load
 from tune.sweep import Options, sweep
@@ -38,14 +35,14 @@ environments: {federation.rounds: [30]}
 cases: [fedavg, fola]
 seeds: 16
 """
-SLIM = Outputs(pictures=False, checkpoint=False)
+SLIM = RunOptions(pictures=False, checkpoint=False)
 
 
 def measure_sweeps() -> list[Row]:
     """Wall time, because several processes are compared; so on a quiet machine only."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        return [*_overhead(folder), *_throughput(folder), *_sharing(folder)]
+        return [*_overhead(folder), *_throughput(folder)]
 
 
 def _overhead(folder: Path) -> list[Row]:
@@ -57,7 +54,7 @@ def _overhead(folder: Path) -> list[Row]:
     alone = (time.perf_counter() - start) / len(configs)
     start = time.perf_counter()
     for config in configs:
-        experiment.finish(experiment.rounds(config, folder / "tracked", outputs=SLIM))
+        experiment.complete(config, folder / "tracked", SLIM)
     tracked = (time.perf_counter() - start) / len(configs)
     start = time.perf_counter()
     sweep(study, Options(folder / "swept", max_concurrent=1), lambda _: None)
@@ -97,53 +94,11 @@ def bare_half(path: str, which: int) -> None:
         _bare(config)
 
 
-def _sharing(folder: Path) -> list[Row]:
-    """One trajectory of the paper's grid on a slice of MNIST-shaped data, against its ten runs one by one."""
-    study = load("mnist_first_round", "paper")
-    varied = {"data": "digits", "training.lr": 0.01, "data.alpha": 0.1, "data.clients": 10, "training.batch_size": 32}
-    slice_ = load("mnist_first_round", "paper", {**varied, "engine.chunk": 1})
-    configs = [replace(cell.config, seed=0) for cell in cells(slice_)]
-    start = time.process_time()
-    for _, progress in share_first_round(configs, folder / "together", outputs=lambda _: SLIM):
-        experiment.finish(progress)
-    together = time.process_time() - start
-    start = time.process_time()
-    for config in configs:
-        experiment.finish(experiment.rounds(config, folder / "apart", outputs=SLIM))
-    apart = time.process_time() - start
-    whole = _whole_grid(study)
-    note = f"{len(configs)} runs (five E, two methods); CPU time, files and MLflow included"
-    return [
-        Row(
-            WORK,
-            "shared first round / one by one",
-            together / apart,
-            "x",
-            None,
-            f"saves {apart / together:.1f}x; {note}",
-        ),
-        Row(WORK, "the paper's grid, shared / one by one", 1 / whole, "x", 0.2, f"computed: saves {whole:.1f}x"),
-    ]
-
-
-def _whole_grid(study: Study) -> float:
-    """The factor for all runs of the grid, from measured costs per sample and evaluation on digits-sized data."""
-    grid = [replace(cell.config, seed=0) for cell in cells(_on_digits(study))]
-    cost = forecast(units(grid), 1, keep_checkpoints=False)
-    return cost.alone / cost.seconds
-
-
-def _on_digits(study: Study) -> Study:
-    return replace(study, base={**study.base, "data": "digits", "engine.chunk": 1})
-
-
 def _bare(config: RunConfig) -> None:
-    dataset, clients, holdout, task = experiment.build(config)
-    records = federate(
-        config.method, task, dataset, clients, config.training, config.federation, config.engine, config.seed, holdout
-    )
+    problem = problem_of(config)
+    records = federate(config.method, problem, config.training, config.federation, config.engine)
     for record in records:
-        measure(config.method, task, dataset, record)
+        measure(config.method, problem.task, problem.dataset, record)
 
 
 def _study(folder: Path, name: str, text: str) -> Study:

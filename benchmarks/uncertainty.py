@@ -10,12 +10,12 @@ from torch import Tensor
 from benchmarks.contest import interleave
 from benchmarks.table import Row
 from benchmarks.works import NUM_CLASSES, Work
-from fl_lightning.data.plan import ClientData
-from fl_lightning.task import Task
-from fl_lightning.uncertainty import predictive
-from fl_lightning.uncertainty.curvature import final_round
-from fl_lightning.uncertainty.posterior import Posterior, build
-from fl_lightning.uncertainty.settings import Form
+from fl_lightning.data.batches import ClientData
+from fl_lightning.metrics.uncertainty import predictive
+from fl_lightning.metrics.uncertainty.posterior import Posterior, build
+from fl_lightning.metrics.uncertainty.sample_curvature import final_round
+from fl_lightning.metrics.uncertainty.settings import Form
+from fl_lightning.models.task import Task
 
 FORMS: tuple[Form, ...] = ("last_layer", "diagonal", "kron")
 IMAGES, TRAINED, TURNS = 10_000, 2_000, 3

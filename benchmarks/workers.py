@@ -17,39 +17,38 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.table import Row
-from benchmarks.works import NUM_CLASSES, Aims, Work, as_bytes, seeded, synthetic, tiny_fits
+from benchmarks.works import NUM_CLASSES, Aims, Work, as_bytes, seeded, synthetic
 from fl_lightning.data.partition import Split, partition
-from fl_lightning.engines.engine import Engine
+from fl_lightning.engines.base import Engine
 from fl_lightning.engines.functional import Functional
+from fl_lightning.engines.parallel.engine import Parallel
+from fl_lightning.engines.parallel.executor import Crew, Workers, pool_of
 from fl_lightning.federation import Federation
-from fl_lightning.loop import federate
+from fl_lightning.loop import Problem, federate
 from fl_lightning.method import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
-from fl_lightning.models.cnn import Cnn
-from fl_lightning.models.mlp import Mlp
-from fl_lightning.probes.accuracy import ClientJudge, measure
-from fl_lightning.record import Measurement
-from fl_lightning.task import Task
+from fl_lightning.metrics.metric import Measurement
+from fl_lightning.metrics.round_metrics import ClientJudge, measure
+from fl_lightning.models.networks.cnn import Cnn
+from fl_lightning.models.networks.mlp import Mlp
+from fl_lightning.models.task import Task
 from fl_lightning.training import Training
-from fl_lightning.workers.crew import Crew, Workers, pool_of
-from fl_lightning.workers.parallel import Parallel
 
 CLIENTS, TURNS = 20, 5
 LOOP = Functional(chunk=1)
 
 
 def measure_workers(scale: float) -> list[Row]:
-    """The works of the table, and what `auto` makes of many tiny fits."""
+    """The works of the table."""
     cnn, mlp = (lambda: Cnn((3, 32, 32), NUM_CLASSES)), (lambda: Mlp((784,), NUM_CLASSES))
     works: list[tuple[Work, Method, float]] = [
         (_work("cnn", cnn, (3, 32, 32), 50_000, None, scale), FedAvg(), 1.8),
         (_work("mlp, fola", mlp, (784,), 60_000, None, scale), Fola(), 1.8),
         (_work("mlp, alpha 0.01", mlp, (784,), 60_000, 0.01, scale), FedAvg(), 1.6),
     ]
-    with pool_of(Workers(2), 2) as pool:
-        rows = [row for work, method, aim in works for row in _compare(work, method, aim, pool)]
-    return [*rows, *_tiny(scale)]
+    with pool_of(Workers(2)) as pool:
+        return [row for work, method, aim in works for row in _compare(work, method, aim, pool)]
 
 
 def _compare(work: Work, method: Method, aim: float, pool: Any) -> list[Row]:
@@ -71,31 +70,13 @@ def _compare(work: Work, method: Method, aim: float, pool: Any) -> list[Row]:
     ]
 
 
-def _tiny(scale: float) -> list[Row]:
-    """FLUTE's work: workers would not pay, and `auto` must see that, and cost nothing."""
-    work = tiny_fits(scale)
-    sides = {name: rounds(work, FedAvg(), LOOP, crew) for name, crew in (("driver", 1), ("auto", "auto"))}
-    seconds = _turns(sides, work.rounds - 1)
-    return [Row(work.name, "workers auto / in the driver", _ratio(seconds, "auto", "driver"), "x", 1.05)]
-
-
 def rounds(work: Work, method: Method, engine: Engine, crew: Crew = 1) -> Iterator[Measurement]:
     """The rounds of a work, measured: by the workers, if there are any."""
     task = Task(deepcopy(work.model))
     judge = ClientJudge(task) if isinstance(engine, Parallel) else None
     federation = Federation(rounds=work.rounds + 1, cohort=work.cohort)
-    records = federate(
-        method,
-        task,
-        work.dataset,
-        work.clients,
-        work.training,
-        federation,
-        engine,
-        work.seed,
-        workers=crew,
-        judge=judge,
-    )
+    problem = Problem(task, work.dataset, work.clients, seed=work.seed, judge=judge)
+    records = federate(method, problem, work.training, federation, engine, workers=crew)
     return (measure(method, task, work.dataset, record) for record in records)
 
 

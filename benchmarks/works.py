@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from fl_lightning import streams
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.engines.engine import Engine
+from fl_lightning.engines.base import Engine
 from fl_lightning.federation import Federation
-from fl_lightning.loop import federate
+from fl_lightning.loop import Problem, federate
 from fl_lightning.method import Method
-from fl_lightning.models.cnn import Cnn
-from fl_lightning.models.mlp import Mlp
-from fl_lightning.models.softmax import Softmax
+from fl_lightning.models.networks.cnn import Cnn
+from fl_lightning.models.networks.mlp import Mlp
+from fl_lightning.models.networks.softmax import Softmax
+from fl_lightning.models.task import Task
 from fl_lightning.record import RoundRecord
-from fl_lightning.task import Task
 from fl_lightning.training import Training
 
 NUM_CLASSES = 10
@@ -70,7 +70,8 @@ class Work:
         """The rounds, through the platform."""
         federation = Federation(rounds=self.rounds + 1, cohort=self.cohort)
         task = Task(deepcopy(self.model))
-        return federate(method, task, self.dataset, self.clients, self.training, federation, engine, self.seed)
+        problem = Problem(task, self.dataset, self.clients, seed=self.seed)
+        return federate(method, problem, self.training, federation, engine)
 
     def in_double(self, samples: int) -> "Work":
         """The same work in float64 on the first samples of every client, to check that all do the same."""

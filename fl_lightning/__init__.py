@@ -2,12 +2,12 @@
 
 import lazy_loader
 
-from fl_lightning.system import compatibility
+from fl_lightning.system import environment
 
 # Before anything imports torchvision, Lightning, MLflow or Ray.
-compatibility.silence_telemetry()
-compatibility.keep_servers_lean()
-compatibility.mend_torchvision_when_imported()
+environment.silence_telemetry()
+environment.keep_servers_lean()
+environment.mend_torchvision_when_imported()
 
 # The names of `__init__.pyi`, imported when they are asked for: a list of methods need not wait for torch.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,15 +1,19 @@
 """The command line: fl-lightning run | compare | partition | sweep | uncertainty | report | table | runs | ..."""
 
+import atexit
 import importlib
 import sys
+import threading
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from typing import Any
 
-from fl_lightning.errors import UserError, unknown
+from fl_lightning.errors import PLUGIN_PACKAGE, PluginError, UserError, unknown
 from fl_lightning.system import interrupts, program
+from fl_lightning.system.plugins import plugin_errors
 
 COMMANDS = {
     "run": "Run one experiment, or resume it.",
@@ -22,26 +26,39 @@ COMMANDS = {
     "runs": "List the runs there are, show one, delete some.",
     "list": "Show the methods, models, datasets, engines or studies there are.",
     "ui": "Open the MLflow UI on the runs.",
+    "doctor": "Check this machine: its devices against the CPU, Ray, MLflow, data, disk.",
     "demo": "FOLA against FedAvg on embedded data.",
 }
+# Commands that write files of their own, to --out.
+WRITE_OUT = ("report", "table")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 0, 2 for bad input, 3 for divergence, 130 for Ctrl-C, 143 for SIGTERM."""
+    """Run a command.
+
+    Returns:
+        0, 1 for a bug of a plug-in, 2 for bad input, 3 for divergence, 130 for Ctrl-C, 143 for SIGTERM.
+    """
     if arguments is not None:
         return _carry_out(list(arguments))
+    atexit.register(interrupts.ignore)  # the first to be registered is the last to be called
     interrupts.install()
     program.mend_streams()
+    program.mend_home()
     warnings.formatwarning = _in_one_line
     code = _carry_out(sys.argv[1:], load=interrupts.ending_at_once)
     if code > 128:
         interrupts.leave(code)
+    interrupts.end_at_once()
     try:
         sys.stdout.flush()
     except OSError as error:  # a full disk, or nobody reads
         if not isinstance(error, BrokenPipeError):
             print(f"fl-lightning: {program.in_words(error) or error}", file=sys.stderr)
         interrupts.leave(code or 2)
+    if PLUGIN_PACKAGE in sys.modules and _threads_are_left():
+        atexit._run_exitfuncs()
+        interrupts.leave(code)  # Python would wait for a thread that a plug-in has left
     return code
 
 
@@ -57,15 +74,15 @@ def _carry_out(given: list[str], load: Callable[[], AbstractContextManager[None]
             raise unknown("command", given[0], COMMANDS)
         with load():
             command = importlib.import_module(f"fl_lightning.cli.{given[0]}")
-        code: int = command.main(given[1:])
+        with plugin_errors():
+            code: int = command.main(_as_now(*given))
         return code
     except KeyboardInterrupt:
         return _stopped()
     except UserError as error:
         if interrupts.requested():
             return _stopped()
-        print(f"fl-lightning: {error}", file=sys.stderr)
-        return 2
+        return _refused(error, given)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         sys.stderr.close()
         return 0
@@ -76,6 +93,31 @@ def _carry_out(given: list[str], load: Callable[[], AbstractContextManager[None]
             raise
         print(f"fl-lightning: {words}", file=sys.stderr)
         return 2
+
+
+def _as_now(command: str, *arguments: str) -> list[str]:
+    """The arguments, with `--out` as `--runs` where it was the folder of the runs."""
+    if command in WRITE_OUT or not any(word.partition("=")[0] == "--out" for word in arguments):
+        return list(arguments)
+    print(f"fl-lightning: the folder of the runs is --runs now; {command} takes --out as that, too", file=sys.stderr)
+    return [f"--runs{word.removeprefix('--out')}" if word.partition("=")[0] == "--out" else word for word in arguments]
+
+
+def _threads_are_left() -> bool:
+    return any(not one.daemon and one is not threading.main_thread() for one in threading.enumerate())
+
+
+def _refused(error: UserError, given: Sequence[str]) -> int:
+    """Say what is wrong; 1 for a mistake in the code of a plug-in, 2 for one of the user's."""
+    if not isinstance(error, PluginError):
+        print(f"fl-lightning: {error}", file=sys.stderr)
+        return 2
+    hint = "; --verbose shows the traceback" if given[0] == "run" else ""
+    if "--verbose" in given:
+        hint = ""
+        traceback.print_exception(error, chain=False)  # its notes have the rest
+    print(f"fl-lightning: {error}{hint}", file=sys.stderr)
+    return 1
 
 
 def _stopped() -> int:

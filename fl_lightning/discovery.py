@@ -4,8 +4,9 @@ The file's name is the name on the command line: `methods/fola.py` is `--method 
 such files with the environment variable FL_LIGHTNING_PLUGINS (see docs/extending.md). What is built in is listed from
 its source text, so that a list takes no import of torch, and is imported only when it is asked for.
 
-A class that inherits another one of its kind and changes nothing but defaults is a named setting of it: `fedadam` is
-`fedopt` with another default. It is found like anything else, and says what it is made of.
+A class that inherits another one of its kind and changes nothing but defaults is a preset of it: `fedadam` is `fedopt`
+with another default. It says what it is made of. Several of them fit into one file, which lists them by name as
+`PRESETS`.
 """
 
 import ast
@@ -17,16 +18,16 @@ import json
 import os
 import socket
 import sys
+import traceback
 import warnings
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fl_lightning.errors import UserError, unknown
+from fl_lightning.errors import PLUGIN_PACKAGE, PluginError, UserError, unknown
 
 PLUGINS = "FL_LIGHTNING_PLUGINS"
-PLUGIN_PACKAGE = "fl_lightning_plugins"
 
 
 class Kind(NamedTuple):
@@ -34,20 +35,20 @@ class Kind(NamedTuple):
 
     Attributes:
         word: What a user calls it.
-        package: Where those that are built in live.
+        packages: Where those that are built in live.
         base: Module and name of the base class.
     """
 
     word: str
-    package: str
+    packages: tuple[str, ...]
     base: tuple[str, str]
 
 
 KINDS = {
-    "methods": Kind("method", "fl_lightning.methods", ("fl_lightning.method", "Method")),
-    "models": Kind("model", "fl_lightning.models", ("torch.nn", "Module")),
-    "data": Kind("dataset", "fl_lightning.data.sources", ("fl_lightning.data.dataset", "Source")),
-    "engines": Kind("engine", "fl_lightning.engines", ("fl_lightning.engines.engine", "Engine")),
+    "methods": Kind("method", ("fl_lightning.methods", "fl_lightning.contrib"), ("fl_lightning.method", "Method")),
+    "models": Kind("model", ("fl_lightning.models.networks",), ("torch.nn", "Module")),
+    "data": Kind("dataset", ("fl_lightning.data.sources",), ("fl_lightning.data.dataset", "Source")),
+    "engines": Kind("engine", ("fl_lightning.engines",), ("fl_lightning.engines.base", "Engine")),
 }
 
 
@@ -59,12 +60,18 @@ class Found(NamedTuple):
     """What the source says of a class that is built in.
 
     Attributes:
+        module: Where it is.
+        cls: Its name there.
         summary: The first line of its docstring.
-        made_of: The name of what it inherits and the defaults that it changes, of a named setting; else empty.
+        display_name: How tables and figures write it, if that is not its name.
+        made_of: The name of what it inherits and the defaults that it changes, of a preset; else empty.
     """
 
+    module: str
+    cls: str
     summary: str
-    made_of: str
+    display_name: str | None
+    made_of: str = ""
 
 
 def names(kind: str) -> list[str]:
@@ -79,8 +86,15 @@ def summaries(kind: str) -> dict[str, str]:
     return {name: plugins[name] if name in plugins else built_in[name].summary for name in names(kind)}
 
 
+def display_names(kind: str) -> dict[str, str]:
+    """How tables and figures write the classes of a kind that say so in `display_name`; nothing is imported."""
+    written = {name: found.display_name for name, found in _built_in(kind).items()}
+    written |= {path.stem: _display_name(nodes[-1]) for path in _visible_files() if (nodes := _public_classes(path))}
+    return {name: display for name, display in written.items() if display is not None}
+
+
 def made_of(kind: str, name: str) -> str:
-    """What a named setting is made of, as it is written on the command line; nothing of what stands for itself.
+    """What a preset is made of, as it is written on the command line; nothing of what stands for itself.
 
     >>> made_of("methods", "fedadagrad"), made_of("methods", "fedavg")
     ('fedopt+optimiser=adagrad+server_momentum=0', '')
@@ -97,7 +111,7 @@ def made_of(kind: str, name: str) -> str:
 
 
 def inherited(cls: type[Any]) -> type[Any] | None:
-    """The class that a named setting is made of, None of what stands for itself."""
+    """The class that a preset is made of, None of what stands for itself."""
     above = cls.__mro__[1]
     return above if any(name_of(kind, above) is not None for kind in KINDS) else None
 
@@ -107,6 +121,12 @@ def discover(kind: str) -> dict[str, type[Any]]:
     return {name: find(kind, name) for name in names(kind)}
 
 
+def _of_torchvision() -> list[str]:
+    from torchvision import models  # seconds, which only a wrong name costs
+
+    return list(models.list_models(module=models))
+
+
 def find(kind: str, name: str) -> type[Any]:
     """The class of this name, or an error that names the nearest one."""
     for path in _plugin_files():
@@ -114,7 +134,23 @@ def find(kind: str, name: str) -> type[Any]:
             return cls
     if name in _built_in(kind):
         return _import_built_in(kind, name)
-    raise unknown(KINDS[kind].word, name, names(kind))
+    error = unknown(KINDS[kind].word, name, names(kind))
+    if kind == "models" and name in _of_torchvision():
+        raise UserError(f"unknown model {name!r}: it is one of torchvision's, --model torchvision --model.name {name}")
+    if not os.environ.get(PLUGINS) and "did you mean" not in str(error):
+        raise UserError(f"{error}; if it is a plug-in, set {PLUGINS} to the folder of {name}.py")
+    raise error
+
+
+def require_plugin(kind: str, name: str, whose: str) -> None:
+    """Refuse a name that something saved has, and that is neither built in nor a plug-in here: it was one elsewhere."""
+    if name in _built_in(kind) or any(path.stem == name for path in _visible_files()):
+        return
+    folder = os.environ.get(PLUGINS)
+    reason = f"{PLUGINS} is {folder}, which has no {name}.py" if folder else f"{PLUGINS} is not set"
+    raise UserError(
+        f"the {KINDS[kind].word} {name!r} of {whose} is a plug-in, and {reason}; set it to the folder of {name}.py"
+    )
 
 
 def name_of(kind: str, value: type[Any]) -> str | None:
@@ -122,8 +158,8 @@ def name_of(kind: str, value: type[Any]) -> str | None:
     package, _, name = value.__module__.rpartition(".")
     if package == PLUGIN_PACKAGE:
         return name
-    is_found = package == KINDS[kind].package and name in _built_in(kind) and _import_built_in(kind, name) is value
-    return name if is_found else None
+    places = {(found.module, found.cls): name for name, found in _built_in(kind).items()}
+    return places.get((value.__module__, value.__qualname__))
 
 
 def plugin_hash(cls: type[Any]) -> str | None:
@@ -175,35 +211,59 @@ def summary(cls: type[Any]) -> str:
 @cache
 def _built_in(kind: str) -> dict[str, Found]:
     """What is built in by name, read from the source."""
-    spec = importlib.util.find_spec(KINDS[kind].package)
-    assert spec is not None
-    folders = [Path(place) for place in spec.submodule_search_locations or ()]
-    public = {
-        path.stem: [
-            node
-            for node in ast.parse(path.read_bytes()).body
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-        ]
-        for path in sorted(path for folder in folders for path in folder.glob("*.py"))
-    }
     base = KINDS[kind].base[1]
-    mine = {stem: [node for node in nodes if base in _bases(node)] for stem, nodes in public.items()}
-    things = {nodes[-1].name: stem for stem, nodes in mine.items() if nodes}
-    found = {}
-    for stem, nodes in public.items():
-        if mine[stem]:
-            found[stem] = Found(_summary(mine[stem][-1]), "")
-        elif settings := [node for node in nodes if any(name in things for name in _bases(node))]:
-            node = settings[-1]
-            above = next(things[name] for name in _bases(node) if name in things)
-            found[stem] = Found(_summary(node), "+".join([above, *_changed_defaults(node)]))
+    nodes: dict[str, tuple[str, ast.ClassDef]] = {}
+    presets: dict[str, tuple[str, ast.ClassDef]] = {}
+    for module, path in _files_of(kind).items():
+        classes = _public_classes(path)
+        if mine := [node for node in classes if base in _bases(node)]:
+            nodes[path.stem] = module, mine[-1]
+        else:
+            by_name = {node.name: node for node in classes}
+            presets |= {name: (module, by_name[cls]) for name, cls in _listed_presets(path).items()}
+    found = {name: _found(module, node) for name, (module, node) in nodes.items()}
+    things = {one.cls: name for name, one in found.items()}
+    for name, (module, node) in presets.items():
+        above = next(things[base] for base in _bases(node) if base in things)
+        found[name] = _found(module, node)._replace(made_of="+".join([above, *_changed_defaults(node)]))
     return found
+
+
+def _files_of(kind: str) -> dict[str, Path]:
+    """The modules of a kind that are built in, and their files."""
+    files: dict[str, Path] = {}
+    for package in KINDS[kind].packages:
+        spec = importlib.util.find_spec(package)
+        assert spec is not None
+        for folder in map(Path, spec.submodule_search_locations or ()):
+            files |= {f"{package}.{path.stem}": path for path in sorted(folder.glob("*.py"))}
+    return files
+
+
+@cache
+def _public_classes(path: Path) -> list[ast.ClassDef]:
+    body = ast.parse(path.read_bytes()).body
+    return [node for node in body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+
+
+def _listed_presets(path: Path) -> dict[str, str]:
+    """The classes that a file lists as PRESETS, by name."""
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PRESETS":
+            assert isinstance(node.value, ast.Dict)
+            pairs = zip(node.value.keys, node.value.values, strict=True)
+            return {ast.literal_eval(name): ast.unparse(cls) for name, cls in pairs if name is not None}
+    return {}
+
+
+def _found(module: str, node: ast.ClassDef) -> Found:
+    return Found(module, node.name, _summary(node), _display_name(node))
 
 
 @cache
 def _import_built_in(kind: str, name: str) -> type[Any]:
-    cls = _class_in(importlib.import_module(f"{KINDS[kind].package}.{name}"), kind)
-    assert cls is not None
+    found = _built_in(kind)[name]
+    cls: type[Any] = getattr(importlib.import_module(found.module), found.cls)
     return cls
 
 
@@ -216,8 +276,16 @@ def _summary(node: ast.ClassDef) -> str:
     return (ast.get_docstring(node) or "").partition("\n")[0]
 
 
+def _display_name(node: ast.ClassDef) -> str | None:
+    """The value of `display_name` in the body of a class."""
+    for line in node.body:
+        if isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "display_name" and line.value is not None:
+            return str(ast.literal_eval(line.value))
+    return None
+
+
 def _changed_defaults(node: ast.ClassDef) -> list[str]:
-    """The defaults that a named setting changes, as `key=value`; its version is none of them."""
+    """The defaults that a preset changes, as `key=value`; its version is none of them."""
     return [
         f"{ast.unparse(line.target)}={_as_flag(ast.literal_eval(line.value))}"
         for line in node.body
@@ -317,8 +385,15 @@ def _import_file(path: Path) -> ModuleType:
     try:
         _imported[name] = _hash(path)
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         _imported.pop(name, None)
-        raise UserError(f"the plug-in {path} cannot be imported: {type(error).__name__}: {error}") from error
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise PluginError(f"the plug-in {path} cannot be imported: {what}{_line_in(path, error)}") from error
     return module
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    """Where in a file an error arose; a mistake of syntax says so itself."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+    return f" (line {lines[-1]})" if lines else ""

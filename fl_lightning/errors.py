@@ -3,9 +3,19 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+# The modules of plug-ins are named as if they lay in a package of this name.
+PLUGIN_PACKAGE = "fl_lightning_plugins"
+
 
 class UserError(Exception):
     """A setting or a file that cannot work. The message says what was expected, what was given, and what to do."""
+
+
+class PluginError(UserError):
+    """A mistake in the code of a method, model or dataset. The message says where it is.
+
+    Where it was raised is in its notes, which also travel from other processes.
+    """
 
 
 class Diverged(Exception):  # noqa: N818 - an outcome, not a mistake

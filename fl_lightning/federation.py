@@ -64,7 +64,7 @@ def draw_cohort(method: Method, server: Server, training: Training, federation: 
     members = sorted(eligible[i] for i in chosen.tolist())
     epochs = dict.fromkeys(members, training.epochs)
     stragglers = draw_stragglers(members, training.epochs, federation, server.seed, round)
-    if method.drops_stragglers and len(stragglers) < len(members):
+    if method.traits.drops_stragglers and len(stragglers) < len(members):
         members = [n for n in members if n not in stragglers]
     epochs |= stragglers
     by_samples = federation.weighting == "samples"

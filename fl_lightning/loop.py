@@ -10,64 +10,90 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.batching import check_batches, smallest_batch
+from fl_lightning.data.batches import SERVER, AllClients, ClientData, Plan
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.plan import SERVER, AllClients, ClientData, Plan
+from fl_lightning.data.model_checks import check_batches, check_fit, smallest_batch
 from fl_lightning.data.shares import sizes_of
-from fl_lightning.engines.engine import Engine, Fit
+from fl_lightning.engines.base import Engine, Fit
 from fl_lightning.engines.functional import Functional
+from fl_lightning.engines.parallel.executor import Crew, hired
+from fl_lightning.engines.returned import (
+    check_context,
+    check_first_state,
+    check_samples,
+    check_state,
+    check_traffic,
+    check_type,
+)
 from fl_lightning.errors import Diverged, UserError, require
-from fl_lightning.federation import Federation, check_participation, draw_cohort
-from fl_lightning.fitting import check_fit
-from fl_lightning.inputs import each
-from fl_lightning.method import Cohort, Context, Method, Server, task_of, with_round_lr
+from fl_lightning.federation import Federation, check_participation, cohort_size, draw_cohort
+from fl_lightning.method import (
+    Cohort,
+    Context,
+    Method,
+    Server,
+    ServerData,
+    StateFromNetwork,
+    adapted,
+    task_of,
+    traffic,
+    with_round_lr,
+)
+from fl_lightning.models.inputs import each
+from fl_lightning.models.task import Task
 from fl_lightning.params import Params, all_finite, weighted_sum, zip_map
 from fl_lightning.record import ClientResult, RoundRecord, Snapshot
 from fl_lightning.system import activity
-from fl_lightning.task import Task
+from fl_lightning.system.plugins import plugin_errors, wrong
 from fl_lightning.training import Training
-from fl_lightning.workers.crew import Crew, hired
 
-# Raised when the numbers of the loop or of what is measured change, or a default of training, federation, compute or
-# probe does: part of every run's identity.
-VERSION = 1
 # Traffic is counted in float32, whatever the simulation computes in.
 BYTES_PER_NUMBER = 4
 
 
+class Problem(NamedTuple):
+    """What the clients of a federation are to learn.
+
+    Attributes:
+        task: Model and likelihood; its initial weights are where round 1 starts. A method with a network of its own
+            trains that one, made from the model: `task_of(method, task)`.
+        dataset: The samples of all clients, and the test set.
+        clients: Indices into the training set, one tensor per client; empty ones never take part.
+        holdout: Indices of training samples that belong to no client, for methods whose server has data.
+        seed: Key of all random draws.
+        judge: Measures clients where they were trained, such as `ClientJudge`; without one, the caller measures the
+            records.
+    """
+
+    task: Task
+    dataset: Dataset
+    clients: Sequence[Tensor]
+    holdout: Tensor = torch.empty(0, dtype=torch.long)
+    seed: int = 0
+    judge: "Judge | None" = None
+
+
 def federate(
     method: Method,
-    task: Task,
-    dataset: Dataset,
-    clients: Sequence[Tensor],
+    problem: Problem,
     training: Training = Training(),  # noqa: B008 - frozen
     federation: Federation = Federation(),  # noqa: B008 - frozen
     engine: Engine = Functional(),  # noqa: B008 - frozen
-    seed: int = 0,
-    holdout: Tensor | None = None,
     resume: Snapshot | None = None,
     workers: Crew = 1,
-    judge: "Judge | None" = None,
 ) -> Iterator[RoundRecord]:
     """The rounds of a method: settings are checked now, each round is computed when it is asked for.
 
     Args:
         method: What is sent, learnt and aggregated.
-        task: Model and likelihood; its initial weights are where round 1 starts. A method with a network of its own
-            trains that one, made from the model: `task_of(method, task)`.
-        dataset: The samples of all clients, and the test set.
-        clients: Indices into the training set, one tensor per client; empty ones never take part.
+        problem: Model and data, and who holds which of them.
         training: How clients train.
         federation: Rounds and participation.
         engine: How the training is carried out.
-        seed: Key of all random draws.
-        holdout: Indices of training samples that belong to no client, for methods whose server has data.
         resume: Go on after this round instead of starting anew.
-        workers: How many processes train the clients, or `Workers` with more to say; `auto` takes what pays. Unless it
+        workers: How many processes train the clients, or `Workers` with more to say; `auto` takes all cores. Unless it
             is 1, torch computes with one thread everywhere while a round lasts, and the numbers are the same for all of
             them; and for 1 after `torch.set_num_threads(1)`.
-        judge: Measures clients where they were trained, such as `ClientJudge`; otherwise whoever consumes the records
-            does.
 
     Returns:
         An iterator over one record per round. It raises `Diverged` when a model is no longer finite.
@@ -75,27 +101,41 @@ def federate(
     Raises:
         UserError: If the settings do not go together.
     """
-    task = task_of(method, task)
-    setup = set_up(method, task, dataset, clients, training, federation, seed, holdout)
-    finish = Finish(method, judge)
-    engine.prepare(method, task, setup.dataset, finish)
+    with plugin_errors(method):
+        task = task_of(method, problem.task)
+        setup = set_up(method, problem._replace(task=task), training, federation)
+        finish = Finish(method, problem.judge)
+        engine.prepare(method, task, setup.dataset, finish)
 
     def rounds() -> Iterator[RoundRecord]:
-        now = resume or beginning(method, task, setup.server)
-        with hired(engine, workers, federation.rounds - now.round) as trainer:
+        with plugin_errors(method):
+            now = resume or beginning(method, task, setup.server)
+        most = cohort_size(federation, len(problem.clients)) if now.round < federation.rounds else 0
+        with hired(engine, workers, most) as trainer:
             alike = nullcontext if trainer is engine else _one_thread
             with alike():
                 trainer.prepare(method, task, setup.dataset, finish)
             for number in range(now.round + 1, federation.rounds + 1):
                 cohort = draw_cohort(method, setup.server, with_round_lr(setup.training, number), federation, number)
-                cohort, data = method.gather(cohort, setup.data)
-                with alike():
+                with alike(), plugin_errors(method):
+                    cohort, data = _gathered(method, cohort, setup.data)
                     record = run_round(task, data, trainer, cohort, now, finish)
                 now = record.after
                 yield record
                 del record  # its clients' models need not stay while the next round is computed
 
     return rounds()
+
+
+def _gathered(method: Method, cohort: Cohort, data: Sequence[ClientData]) -> tuple[Cohort, Sequence[ClientData]]:
+    if not isinstance(method, ServerData):
+        return cohort, data
+    gathered = method.gather(cohort, data)
+    expected = "a tuple of a Cohort and the data of its members"
+    check_type(method, "gather", gathered, tuple, expected)
+    if len(gathered) != 2 or not isinstance(gathered[0], Cohort):
+        raise wrong(method, "gather", expected, f"a tuple of {', '.join(type(one).__name__ for one in gathered)}")
+    return gathered
 
 
 @contextmanager
@@ -125,20 +165,11 @@ class Setup(NamedTuple):
     dataset: Dataset
 
 
-def set_up(
-    method: Method,
-    task: Task,
-    dataset: Dataset,
-    clients: Sequence[Tensor],
-    training: Training,
-    federation: Federation,
-    seed: int,
-    holdout: Tensor | None,
-) -> Setup:
+def set_up(method: Method, problem: Problem, training: Training, federation: Federation) -> Setup:
     """Check the settings, and put everything in its place; see `federate`."""
-    dataset, device = dataset.to(task.device), task.device
-    spare = torch.empty(0, dtype=torch.long) if holdout is None else holdout
-    held = ClientData(SERVER, dataset, spare.to(device), task.dtype)
+    task, clients, seed = problem.task, problem.clients, problem.seed
+    dataset = problem.dataset.to(task.device)
+    held = ClientData(SERVER, dataset, problem.holdout.to(task.device), task.dtype)
     check_fit(task, held)
     server = Server(
         task=task,
@@ -147,10 +178,14 @@ def set_up(
         seed=seed,
         smallest_batch=smallest_batch(task, held),
     )
-    training = method.adapt(with_own_optimiser(training, task))
+    training = adapted(method, with_own_optimiser(training, task))
+    check_type(method, "adapt", training, Training, "the Training that is used")
     check_participation(federation, server.sizes)
     method.check(training, server)
-    indices = method.local_data(clients, spare, seed)
+    indices = clients
+    if isinstance(method, ServerData):
+        indices = method.local_data(clients, problem.holdout, seed)
+        check_samples(method, indices, len(clients))
     check_batches(training, sizes_of(indices), server.smallest_batch)
     return Setup(server, training, AllClients(dataset, indices, task.dtype), dataset)
 
@@ -177,7 +212,11 @@ def with_own_optimiser(training: Training, task: Task) -> Training:
 def beginning(method: Method, task: Task, server: Server) -> Snapshot:
     """The server before round 1."""
     start = initial(method, task, len(server.sizes), server.holdout.dataset)
-    return start._replace(state=method.prepare(start.state, server))
+    if not isinstance(method, ServerData):
+        return start
+    state = method.prepare(start.state, server)
+    check_state(method, "prepare", state, start.state)
+    return start._replace(state=state)
 
 
 def initial(method: Method, task: Task, num_clients: int, dataset: Dataset) -> Snapshot:
@@ -185,8 +224,13 @@ def initial(method: Method, task: Task, num_clients: int, dataset: Dataset) -> S
     even beside a method that breaks the rules and writes into its state.
     """
     params, buffers = (zip_map(torch.clone, part) for part in task.initial)
-    x = dataset.inputs(each(lambda one: one[:1].to(task.device), dataset.train_x), task.dtype)
-    return Snapshot(0, method.begin(params, num_clients, task, x), buffers)
+    if isinstance(method, StateFromNetwork):
+        x = dataset.inputs(each(lambda one: one[:1].to(task.device), dataset.train_x), task.dtype)
+        state = method.begin(params, num_clients, task, x)
+    else:
+        state = method.init(params, num_clients)
+    check_first_state(method, state, task.initial.params)
+    return Snapshot(0, state, buffers)
 
 
 # Measures clients that have finished: returns them with what it has found.
@@ -211,7 +255,7 @@ class Finished(NamedTuple):
 
 @dataclass(frozen=True)
 class Finish:
-    """What becomes of clients where they were trained: they report, and are judged; their traces stay there.
+    """What becomes of clients where they were trained: they report, and are judged; their statistics stay there.
 
     Attributes:
         method: The method.
@@ -239,10 +283,12 @@ class Finish:
             if not all_finite(fit.local.params):
                 raise Diverged(fit.local.plan.round, fit.local.client)
             report = self.method.report(fit.local, context)
+            if report is None:
+                raise wrong(self.method, "report", "what the client sends, a NamedTuple of tensors", "None")
             if context is not known:  # the same for all clients, unless they remember anything
                 known, penalty = context, self.method.penalty(context)
             prior_loss = 0.0 if penalty is None else float(penalty.value(fit.local.params))
-            result = ClientResult(fit.local._replace(trace=(), rule_state=()), fit.train_loss, prior_loss)
+            result = ClientResult(fit.local._replace(path_statistics=(), rule_state=()), fit.train_loss, prior_loss)
             now = time.perf_counter()
             yield Finished(result, report, now - start)
             start = time.perf_counter()
@@ -251,59 +297,37 @@ class Finish:
         """About how long a client takes: the samples that it sees, a test sample counting a third."""
         data = plan.data
         tested = 0.0 if self.judge is None else len(data.dataset.test_y) / 3
-        return LEAST_WORK + len(data) * (plan.num_epochs + self.method.extra_passes) + tested
+        return LEAST_WORK + len(data) * (plan.num_epochs + self.method.traits.extra_passes) + tested
 
 
 def run_round(
     task: Task, data: Sequence[ClientData], engine: Engine, cohort: Cohort, before: Snapshot, finish: Finish
 ) -> RoundRecord:
     """One round: broadcast, train, report, aggregate."""
-    method = finish.method
+    method, number = finish.method, cohort.round
     start_time = time.perf_counter()
     context = method.broadcast(before.state, cohort)
-    seconds_broadcast = time.perf_counter() - start_time
-    plans = plans_of(cohort, data)
-    work = [finish.work(plan) for plan in plans]
-    finished = engine.train(method, task, context, before.buffers, plans, finish, work)
-    return close_round(method, cohort, before, context, plans, finished, seconds_broadcast, engine)
-
-
-def plans_of(cohort: Cohort, data: Sequence[ClientData]) -> list[Plan]:
-    """The batches of every member of the cohort."""
-    return [
-        Plan(data[n], cohort.server.seed, cohort.round, cohort.training, epochs, cohort.server.smallest_batch)
+    broadcast_time = time.perf_counter()
+    check_context(method, context, cohort, before.state.params)
+    plans = [
+        Plan(data[n], cohort.server.seed, number, cohort.training, epochs, cohort.server.smallest_batch)
         for n, epochs in zip(cohort.members, cohort.epochs, strict=True)
     ]
-
-
-def close_round(
-    method: Method,
-    cohort: Cohort,
-    before: Snapshot,
-    context: Context,
-    plans: Sequence[Plan],
-    finished: Iterable[Finished],
-    seconds_broadcast: float,
-    engine: Engine,
-) -> RoundRecord:
-    """The second half of a round: clients, as they finish, report; then the server aggregates."""
-    number = cohort.round
-    start_time = time.perf_counter()
-    results, reports, busy = [], [], 0.0
-    for result, report, seconds in finished:
-        results.append(result)
-        reports.append(report)
-        busy += seconds
+    work = [finish.work(plan) for plan in plans]
+    sent_time = time.perf_counter()
+    finished = list(engine.train(method, task, context, before.buffers, plans, finish, work))
     trained_time = time.perf_counter()
 
     activity.say("aggregating")
+    results, reports = [one.result for one in finished], [one.report for one in finished]
     state = method.aggregate(before.state, cohort, reports)
+    check_state(method, "aggregate", state, before.state)
     buffers = average_buffers([result.local.buffers for result in results], cohort.weights)
     if not all_finite(state.params):
         raise Diverged(number, None)
     end_time = time.perf_counter()
 
-    samples = sum(len(plan.data) * (plan.num_epochs + method.extra_passes) for plan in plans)
+    busy, extra = sum(one.seconds for one in finished), method.traits.extra_passes
     return RoundRecord(
         round=number,
         cohort=cohort,
@@ -313,16 +337,18 @@ def close_round(
         after=Snapshot(number, state, buffers),
         bytes_down=bytes_down(method, context, before.buffers, len(plans)),
         bytes_up=sum(bytes_of(method, r, c.local.buffers) for r, c in zip(reports, results, strict=True)),
-        gradient_evaluations=samples,
-        seconds_local=trained_time - start_time,
-        seconds_server=seconds_broadcast + (end_time - trained_time),
-        workers_idle=_idle(busy, engine.workers, trained_time - start_time),
+        gradient_evaluations=sum(len(plan.data) * (plan.num_epochs + extra) for plan in plans),
+        seconds_local=trained_time - sent_time,
+        seconds_server=(broadcast_time - start_time) + (end_time - trained_time),
+        workers_idle=_idle(busy, engine.workers, trained_time - sent_time),
     )
 
 
 def bytes_of(method: Method, message: Any, buffers: Params) -> int:
     """What it takes to send a context or a report, with the model's buffers, in whole bytes."""
-    return math.ceil(BYTES_PER_NUMBER * method.traffic((message, buffers)))
+    numbers = traffic(method, (message, buffers))
+    check_traffic(method, numbers)
+    return math.ceil(BYTES_PER_NUMBER * numbers)
 
 
 def bytes_down(method: Method, context: Context, buffers: Params, number: int) -> int:

@@ -1,25 +1,30 @@
 """The vocabulary of a federated method: what the server sends, what a client shows and reports, and the hooks.
 
 A method is written once, as pure functions; engines turn its client hooks into training. Hooks never write to
-`self` or to their inputs, use no global randomness and know nothing of devices, logging or files. One input is the
-method's own, the trace, which goes from step to step and is seen by nobody else.
+`self` or to their inputs, use no global randomness and know nothing of devices, logging or files. One input is private
+to the method and may be updated in place: the statistics of the path.
+
+`Method` has the nine members of every method. What few methods need are mixins: `class Fola(Method, ObservesPath)`.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from fl_lightning.data.plan import ClientData, Plan
-from fl_lightning.gaussian.form import Gaussian
+from fl_lightning.data.batches import ClientData, Plan
+from fl_lightning.errors import UserError
+from fl_lightning.gaussian.base import Gaussian
+from fl_lightning.models.task import Task
+from fl_lightning.optimisers import usual
+from fl_lightning.optimisers.base import Rule
 from fl_lightning.params import Params, count, zip_map
 from fl_lightning.penalty import Penalty
-from fl_lightning.rules.rule import Rule
-from fl_lightning.rules.usual import usual
-from fl_lightning.task import Task
+from fl_lightning.system import trees
+from fl_lightning.system.plugins import wrong
 from fl_lightning.training import Training
 
 
@@ -98,7 +103,7 @@ class Context(NamedTuple):
         if not self.own_start and isinstance(self.own, tuple) and not self.own:  # all see the same
             return self
         start = zip_map(part, self.start) if self.own_start else self.start
-        return self._replace(start=start, own=pytree.tree_map_only(Tensor, part, self.own))
+        return self._replace(start=start, own=trees.map_tensors(part, self.own))
 
 
 class Step(NamedTuple):
@@ -135,7 +140,7 @@ class Local(NamedTuple):
         client: Its id.
         params: Its model y_n.
         buffers: The model's buffers, if it has any.
-        trace: What `observe` has folded up.
+        path_statistics: What `observe` has folded up.
         num_steps: T_n, optimiser steps taken.
         num_epochs: Epochs taken.
         training: The optimiser settings it used.
@@ -148,7 +153,7 @@ class Local(NamedTuple):
     client: int
     params: Params
     buffers: Params
-    trace: Any
+    path_statistics: Any
     num_steps: int
     num_epochs: int
     training: Training
@@ -173,108 +178,71 @@ class OwnPosterior(NamedTuple):
     prior: float | None = None
 
 
-class ClientHooks(Protocol):
-    """What an engine asks of whoever has clients trained: a method, or several that watch the same training.
+class Traits(NamedTuple):
+    """What the loop and the engines must know of a method with its settings, beside its hooks.
 
-    The hooks are explained where `Method` has them.
+    Attributes:
+        drops_stragglers: Whether clients that did not finish their epochs are left out of the round.
+        extra_passes: Gradient passes over the client's data beside the training steps, for the count of gradients.
+        one_by_one: Whether clients cannot be trained several at once, such as when statistics grow with every step.
+        needs_squares: Whether `observe` reads `Step.squares`, the squared per-sample gradients.
+        overshoot_advice: What to do where `prior_stability`, a number of `diagnose`, is above 1; empty without advice.
     """
 
-    def frozen(self, context: Context) -> frozenset[str]: ...
-
-    def penalty(self, context: Context) -> Penalty | None: ...
-
-    def rule(self, training: Training, context: Context) -> Rule: ...
-
-    def trace(self, context: Context) -> Any: ...
-
-    def observe(self, trace: Any, step: Step) -> Any: ...
-
-    @property
-    def observes(self) -> bool: ...
-
-    @property
-    def needs_squares(self) -> bool: ...
-
-    @property
-    def one_by_one(self) -> bool: ...
+    drops_stragglers: bool = False
+    extra_passes: int = 0
+    one_by_one: bool = False
+    needs_squares: bool = False
+    overshoot_advice: str = ""
 
 
 @dataclass(frozen=True)
 class Method(ABC):
     """One federated method. Its fields are its hyperparameters; its hooks stand in the order of a round.
 
-    The client hooks (`frozen`, `penalty`, `rule`, `trace`, `observe`, `report`) are written for one client.
+    The client hooks (`penalty`, `local_optimiser`, `report`) are written for one client.
+
+    `display_name` is how tables and figures write the method, by default as its file is called. It stands in the body
+    of the class, so that it is read from the source without importing torch.
 
     `version` is part of a run's identity: raise it when the method's numbers change, or a default of its fields does.
+    Where the numbers of a single choice change, `revised` has its version, by `field=value`: other runs stay known.
     """
 
+    display_name: ClassVar[str] = ""
     version: ClassVar[int] = 1
+    revised: ClassVar[Mapping[str, int]] = {}
 
-    def adapt(self, training: Training) -> Training:
-        """The optimiser settings that the method really uses, if it prescribes some of them."""
-        return training
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _refuse_lost_hooks(cls)
 
-    def network(self, module: nn.Module) -> nn.Module:
-        """The network that is really trained, made from a copy of the model that the settings name.
-
-        Stochastic in training mode if it likes, through torch's global generator, which engines seed for every client
-        and round; deterministic in evaluation mode. Its parameters are what all other hooks see.
-        """
-        return module
+    @property
+    def traits(self) -> Traits:
+        """What the loop and the engines must know; it may depend on the settings."""
+        return Traits()
 
     def check(self, training: Training, server: Server) -> None:  # noqa: B027 - nothing to refuse
         """Raise `UserError` for settings that do not go together, before anything is trained."""
 
-    def local_data(self, own: Sequence[Tensor], holdout: Tensor, seed: int) -> Sequence[Tensor]:
-        """Which samples each client trains on, given its own ones and those that belong to no client."""
-        return own
-
     @abstractmethod
     def init(self, params: Params, num_clients: int) -> Any:
-        """The server's state before the first round. Later states have the same structure and shapes."""
-
-    def begin(self, params: Params, num_clients: int, task: Task, x: Tensor) -> Any:
-        """The same for a method whose state depends on the network itself, at work on an input x."""
-        return self.init(params, num_clients)
-
-    def prepare(self, state: Any, server: Server) -> Any:
-        """Work of the server before the first round, such as a warm-up; not repeated on resume."""
-        return state
-
-    def gather(self, cohort: Cohort, data: Sequence[ClientData]) -> tuple[Cohort, Sequence[ClientData]]:
-        """Who trains on what in this round: everybody on their own, unless a method brings the data together."""
-        return cohort, data
+        """The server's state before round 1. Later ones have its structure, shapes and types: those of params."""
 
     def broadcast(self, state: Any, cohort: Cohort) -> Context:
         """What the server sends."""
         return Context(start=state.params)
 
-    def frozen(self, context: Context) -> frozenset[str]:
-        """Names of parameters that stay as they are to the bit in this round; the same for every client, never all."""
-        return frozenset()
-
     def penalty(self, context: Context) -> Penalty | None:
         """What is added to the client's loss in this round; `None` is no penalty, exactly."""
         return None
 
-    def rule(self, training: Training, context: Context) -> Rule:
+    def local_optimiser(self, training: Training, context: Context) -> Rule:
         """How the client uses gradients in this round: the user's optimiser, unless a method brings one of its own.
 
         Where the learning rate changes within a round, it is asked for every step, with the settings of the step.
         """
         return usual(training)
-
-    def trace(self, context: Context) -> Any:
-        """The empty statistics of the local path, in memory of their own."""
-        return ()
-
-    def observe(self, trace: Any, step: Step) -> Any:
-        """Fold one step into the statistics.
-
-        Nobody looks at the trace of an earlier step, so it may be written into and returned, where clients are trained
-        one by one (`step.fraction` is then a float).
-        """
-        return trace
 
     @abstractmethod
     def report(self, local: Local, context: Context) -> Any:
@@ -287,21 +255,34 @@ class Method(ABC):
     def diagnose(
         self, before: Any, cohort: Cohort, reports: Sequence[Any], after: Any
     ) -> dict[str, float | list[float]]:
-        """Numbers worth logging: one for the round, or a list with one for each member of the cohort."""
+        """Numbers worth logging: one for the round, or a list with one for each member of the cohort.
+
+        Their names are the method's own, and not those of what the run measures, such as GA.
+        """
         return {}
+
+
+class ObservesPath(ABC):
+    """For methods with statistics of the local path, such as the online Fisher."""
+
+    def path_statistics(self, context: Context) -> Any:
+        """The statistics of an empty path, in memory of their own; None where these settings need no path at all."""
+        return ()
+
+    @abstractmethod
+    def observe(self, statistics: Any, step: Step) -> Any:
+        """Fold one step into the statistics.
+
+        The statistics of an earlier step are not read again, so they may be written into and returned, where clients
+        are trained one by one (`step.fraction` is then a float).
+        """
+
+
+class HasPosterior:
+    """For methods with Gaussian posteriors of clients or of the server."""
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Any]) -> Sequence[Gaussian]:
         """The clients' posteriors as they enter the aggregation, damping included, if the method has any."""
-        return ()
-
-    def ensemble(self, state: Any, cohort: Cohort, reports: Sequence[Any]) -> Sequence[Params]:
-        """The models whose mean prediction is the method's own ensemble, if it is not that of the clients' models.
-
-        Args:
-            state: Of the server before the round.
-            cohort: Who took part.
-            reports: What they sent.
-        """
         return ()
 
     def posterior(self, state: Any, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior | None:
@@ -315,43 +296,137 @@ class Method(ABC):
         """
         return None
 
+
+class HasEnsemble(ABC):
+    """For methods whose prediction is the mean over an ensemble of their own, which is not that of the clients."""
+
+    @abstractmethod
+    def ensemble(self, state: Any, cohort: Cohort, reports: Sequence[Any]) -> Sequence[Params]:
+        """The models of the ensemble.
+
+        Args:
+            state: Of the server before the round.
+            cohort: Who took part.
+            reports: What they sent.
+        """
+
+
+class OwnNetwork:
+    """For methods that train another network than the settings name: gated, wider, or growing layer by layer."""
+
+    def network(self, module: nn.Module) -> nn.Module:
+        """The network that is really trained, made from a copy of the model that the settings name.
+
+        Stochastic in training mode if it likes, through torch's global generator, which engines seed for every client
+        and round; deterministic in evaluation mode. Its parameters are what all other hooks see.
+        """
+        return module
+
+    def frozen(self, context: Context) -> frozenset[str]:
+        """Names of parameters that stay as they are to the bit in this round; the same for every client, never all."""
+        return frozenset()
+
+
+class CountsTraffic(ABC):
+    """For methods whose messages do not take a number of 32 bits for every element of a tensor."""
+
+    @abstractmethod
     def traffic(self, message: Any) -> float:
-        """How many float32 numbers it takes to send a message; a bit is 1/32, a Gaussian knows how it is sent.
+        """How many float32 numbers it takes to send a message; a bit is 1/32.
 
         Args:
             message: To a client, its context without `own`, or from it, its report; and the model's buffers: a pair.
         """
-        leaves = pytree.tree_leaves(message, is_leaf=lambda node: isinstance(node, Gaussian))
-        return sum(leaf.numbers_sent() if isinstance(leaf, Gaussian) else count(leaf) for leaf in leaves)
 
-    def advice(self, metrics: Mapping[str, float]) -> str:
-        """What the user should hear about the numbers of a round, such as a step that overshoots; mostly nothing."""
-        return ""
 
-    @property
-    def drops_stragglers(self) -> bool:
-        """Whether clients that did not finish their epochs are left out of the round."""
-        return False
+class ServerData:
+    """For methods whose server works with data: it prepares, gives samples to clients, or trains on all of them."""
 
-    @property
-    def observes(self) -> bool:
-        """Whether the local path matters to the method at all; engines skip the bookkeeping if not."""
-        return type(self).observe is not Method.observe
+    def local_data(self, own: Sequence[Tensor], holdout: Tensor, seed: int) -> Sequence[Tensor]:
+        """Which samples each client trains on, given its own ones and those that belong to no client."""
+        return own
 
-    @property
-    def needs_squares(self) -> bool:
-        """Whether `observe` reads `Step.squares`, the squared per-sample gradients."""
-        return False
+    def prepare(self, state: Any, server: Server) -> Any:
+        """Work of the server before the first round, such as a warm-up; not repeated on resume."""
+        return state
 
-    @property
-    def one_by_one(self) -> bool:
-        """Whether clients cannot be trained several at once, such as when a trace grows with every step."""
-        return False
+    def gather(self, cohort: Cohort, data: Sequence[ClientData]) -> tuple[Cohort, Sequence[ClientData]]:
+        """Which clients train on what in this round: each on its own data, unless a method brings the data together."""
+        return cohort, data
 
-    @property
-    def extra_passes(self) -> int:
-        """Gradient passes over the client's data beside the training steps, for the count of gradient evaluations."""
-        return 0
+
+class FixesTraining(ABC):
+    """For methods that prescribe some of the optimiser's settings."""
+
+    @abstractmethod
+    def adapt(self, training: Training) -> Training:
+        """The optimiser settings that the method really uses."""
+
+
+class StateFromNetwork(ABC):
+    """For methods whose state depends on the network at work, such as on the sizes of its layers' inputs."""
+
+    @abstractmethod
+    def begin(self, params: Params, num_clients: int, task: Task, x: Tensor) -> Any:
+        """The server's state before round 1, in place of `init`; x is an input."""
+
+
+MIXINS = (
+    *(ObservesPath, HasPosterior, HasEnsemble, OwnNetwork, CountsTraffic),
+    *(ServerData, FixesTraining, StateFromNetwork),
+)
+# Hooks of an earlier interface, and what each is now.
+RENAMED = {
+    "rule": "local_optimiser",
+    "trace": "path_statistics, and derive the class from ObservesPath",
+    "observes": "path_statistics, which returns None where the path is not observed",
+    "advice": "Traits.overshoot_advice, in the property traits",
+    **{name: f"Traits.{name}, in the property traits" for name in Traits._fields if name != "overshoot_advice"},
+}
+
+
+def _refuse_lost_hooks(cls: type) -> None:
+    """Refuse hooks that would never be called: under an old name, or without the mixin that they belong to."""
+
+    def has(name: str) -> bool:
+        hook = getattr(cls, name, None)
+        return inspect.isfunction(hook) or isinstance(hook, property)
+
+    for old, new in RENAMED.items():
+        if has(old):
+            raise UserError(f"{cls.__name__}.{old} is a hook of an earlier interface; its name is now {new}")
+    for mixin in MIXINS:
+        lost = [name for name in vars(mixin) if not name.startswith("_") and has(name)]
+        if lost and not issubclass(cls, mixin):
+            bases = ", ".join(base.__name__ for base in (*cls.__bases__, mixin))
+            raise UserError(
+                f"{cls.__name__}.{lost[0]} is a hook of {mixin.__name__}, from which the class must be derived: write "
+                f"class {cls.__name__}({bases})"
+            )
+
+
+def observation(method: Method, context: Context) -> tuple[ObservesPath | None, Any]:
+    """The method, if it observes the path with its settings, and the statistics of an empty path."""
+    statistics = method.path_statistics(context) if isinstance(method, ObservesPath) else None
+    return (method, statistics) if isinstance(method, ObservesPath) and statistics is not None else (None, ())
+
+
+def adapted(method: Method, training: Training) -> Training:
+    """The optimiser settings that the method really uses."""
+    return method.adapt(training) if isinstance(method, FixesTraining) else training
+
+
+def frozen(method: Method, context: Context) -> frozenset[str]:
+    """Names of the parameters that stay as they are in this round."""
+    return method.frozen(context) if isinstance(method, OwnNetwork) else frozenset()
+
+
+def traffic(method: Method, message: Any) -> float:
+    """How many float32 numbers it takes to send a message: one for each element; a Gaussian knows how it is sent."""
+    if isinstance(method, CountsTraffic):
+        return method.traffic(message)
+    leaves = trees.leaves(message, is_leaf=lambda node: isinstance(node, Gaussian))
+    return sum(leaf.numbers_sent() if isinstance(leaf, Gaussian) else count(leaf) for leaf in leaves)
 
 
 def task_of(method: Method, task: Task) -> Task:
@@ -359,7 +434,16 @@ def task_of(method: Method, task: Task) -> Task:
 
     Made once for a task and method; of a task that is the method's already, it is the same again.
     """
-    return task if type(method).network is Method.network else task.with_network(method, method.network)
+    if not isinstance(method, OwnNetwork) or type(method).network is OwnNetwork.network:
+        return task
+
+    def network(module: nn.Module) -> nn.Module:
+        made = method.network(module)
+        if not isinstance(made, nn.Module):
+            raise wrong(method, "network", "an nn.Module", type(made).__name__)
+        return made
+
+    return task.with_network(method, network)
 
 
 def with_round_lr(training: Training, round: int) -> Training:

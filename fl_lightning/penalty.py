@@ -6,16 +6,14 @@ training step of the network, the closed form about a tenth of it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_lightning.params import Params, zip_map
-from fl_lightning.pieces import alike, can_be_cut, pieces
+from fl_lightning.params import Params, lerp_all, zip_map
 
 
 class Penalty(ABC):
@@ -36,7 +34,7 @@ class Penalty(ABC):
     def along_path(self) -> Callable[[Params], tuple[Tensor, Params]]:
         """`value_and_grad` for step after step of a client.
 
-        The gradient is the caller's, who may write into it, until the call after the next: its memory is used again.
+        The caller may write into the gradient. It is valid until the next call, which uses its memory again.
         """
 
         def value_and_grad(params: Params) -> tuple[Tensor, Params]:
@@ -55,10 +53,6 @@ class Penalty(ABC):
         return descend
 
 
-# Pieces of theta, centre, stiffness (or one for all), and memory for theta - centre and for the gradient.
-_Cut = list[tuple[Tensor, Tensor, Tensor | float, Tensor, Tensor]]
-
-
 @dataclass(frozen=True)
 class Quadratic(Penalty):
     """P(theta) = 1/2 sum_j a_j (theta_j - c_j)^2, a pull towards a centre c with stiffness a.
@@ -67,11 +61,20 @@ class Quadratic(Penalty):
 
     Attributes:
         centre: c, one value per parameter.
-        stiffness: a, one value per parameter or one for all.
+        stiffness: a, one value per parameter or one for all; a tensor with one number is one for all, too.
     """
 
     centre: Params
     stiffness: Params | float
+
+    def __post_init__(self) -> None:
+        stiffness: Any = self.stiffness
+        if isinstance(stiffness, Tensor) and stiffness.ndim == 0:  # may be a client's own, of which vmap has many
+            spread = zip_map(lambda c: stiffness.to(c).expand_as(c), self.centre)
+            object.__setattr__(self, "stiffness", spread)
+        elif not isinstance(stiffness, dict | float | int):
+            given = f"a tensor of shape {tuple(stiffness.shape)}" if isinstance(stiffness, Tensor) else repr(stiffness)
+            raise TypeError(f"the stiffness of Quadratic must be a number or a dict like its centre, got {given:.80}")
 
     def value(self, params: Params) -> Tensor:
         return self.value_and_grad(params)[0]
@@ -85,38 +88,21 @@ class Quadratic(Penalty):
         return 0.5 * _dot(slope, offset), slope
 
     def along_path(self) -> Callable[[Params], tuple[Tensor, Params]]:
-        anyhow = super().along_path()
-        known: Params | None = None
-        turns: list[tuple[Params, _Cut]] = []
+        # Memory that every step fills again: to allocate it anew would double the time of a step.
+        offset: Params = {}
+        gradient: Params = {}
 
         def value_and_grad(params: Params) -> tuple[Tensor, Params]:
-            nonlocal known
-            if params is not known:  # those of a client are the same in all steps
-                known, turns[:] = params, self._turns(params) if can_be_cut(params) else ()
-            if not turns:
-                return anyhow(params)
-            turns.reverse()
-            slope, cut = turns[0]
-            parts = []
-            for theta, centre, stiffness, offset, pull in cut:
-                torch.sub(theta, centre, out=offset)
-                torch.mul(offset, stiffness, out=pull)
-                parts.append(torch.dot(pull, offset))
-            return 0.5 * torch.stack(parts).sum(), dict(slope)
+            if not offset:
+                offset.update(zip_map(torch.empty_like, params))
+                gradient.update(zip_map(torch.empty_like, params))
+            for name, theta in params.items():
+                stiffness = self.stiffness[name] if isinstance(self.stiffness, dict) else self.stiffness
+                torch.sub(theta, self.centre[name], out=offset[name])
+                torch.mul(offset[name], stiffness, out=gradient[name])
+            return 0.5 * _dot(gradient, offset), gradient
 
         return value_and_grad
-
-    def _turns(self, params: Params) -> list[tuple[Params, "_Cut"]]:
-        """Twice the memory of a gradient, and all that it is made of, in pieces.
-
-        The offsets of all pieces have the same memory, which never leaves the cache.
-        """
-        places, centre, stiffness = pieces(params), pieces(zip_map(alike, self.centre, params)), self.stiffness
-        a = pieces(zip_map(alike, stiffness, params)) if isinstance(stiffness, dict) else [stiffness] * len(places)
-        scratch = places[0].new_empty(max(map(len, places)))
-        offsets = [scratch[: len(place)] for place in places]
-        slopes = [zip_map(torch.empty_like, params) for _ in range(2)]
-        return [(slope, list(zip(places, centre, a, offsets, pieces(slope), strict=True))) for slope in slopes]
 
     def _slope(self, offset: Params) -> Params:
         if isinstance(self.stiffness, float | int):
@@ -130,7 +116,7 @@ class Quadratic(Penalty):
         shares: Any = [stiffness[name] * lr for name in names] if isinstance(stiffness, dict) else stiffness * lr
 
         def descend(params: Params) -> None:
-            torch._foreach_lerp_([params[name] for name in names], centre, shares)
+            lerp_all([params[name] for name in names], centre, shares)
 
         return descend
 
@@ -185,74 +171,22 @@ class Detached(Penalty):
         return lambda params: None
 
 
-class Apart:
-    """Keeps a penalty's gradient out of backward passes, for whoever adds it afterwards, in one pass over memory.
-
-    Attributes:
-        active: Whether a pass is on the way of which it is to be kept out.
-        factor: What the pass would have multiplied it by: 1, unless the loss was scaled; None if it met no penalty.
-    """
-
-    active: bool = False
-    factor: Tensor | None = None
-
-    @contextmanager
-    def during(self) -> Iterator[None]:
-        """Keep it out of the passes of this block."""
-        self.active, self.factor = True, None
-        try:
-            yield
-        finally:
-            self.active = False
+# What makes a penalty's step shorter, for `Traits.overshoot_advice`.
+SOFTER = "lower training.lr or method.strength"
 
 
-class _Attached(torch.autograd.Function):
-    """Gives a value an autograd node with a gradient that is known already."""
+def overshoot_warning(advice: str, metrics: Mapping[str, float]) -> str:
+    """Says that SGD cannot follow a penalty, and what to do: its step is the learning rate times the curvature.
 
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, slopes: tuple[Tensor, ...], apart: Apart, *params: Tensor) -> Tensor:
-        ctx.slopes, ctx.apart = slopes, apart
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        if ctx.apart.active:
-            ctx.apart.factor = outer[0]
-            return (None,) * (3 + len(ctx.slopes))
-        return (None, None, None, *(outer[0] * slope for slope in ctx.slopes))
-
-
-def attached(value: Tensor, grad: Params, params: Params, apart: Apart) -> Tensor:
-    """The value of a penalty as a loss that can be added to the task's loss and differentiated.
-
-    Args:
-        value: P(theta).
-        grad: Its gradient.
-        params: Live parameters.
-        apart: Keeps the gradient out of backward passes.
-    """
-    loss: Tensor = _Attached.apply(value, tuple(grad.values()), apart, *params.values())  # type: ignore[no-untyped-call]
-    return loss
-
-
-def prior_loss(penalty: Penalty, params: Params) -> tuple[Tensor, Params]:
-    """P(theta) as a loss that can be added to the task's loss and differentiated, and its gradient."""
-    value, grad = penalty.value_and_grad(zip_map(torch.detach, params))
-    return attached(value, grad, params, Apart()), grad
-
-
-def overshoot_advice(metrics: Mapping[str, float]) -> str:
-    """What to do if SGD cannot follow a penalty: its step is the learning rate times the penalty's curvature.
-
-    >>> overshoot_advice({"prior_stability": 0.3})
+    >>> overshoot_warning(SOFTER, {"prior_stability": 0.3})
     ''
     """
     stability = metrics.get("prior_stability", 0.0)
-    if stability <= 1:
+    if stability <= 1 or not advice:
         return ""
     return (
         f"prior_stability, the learning rate times the penalty's largest curvature, is {stability:.2g}; above 1 its "
-        "step overshoots, above 2 it diverges: lower training.lr or method.strength"
+        f"step overshoots, above 2 it diverges: {advice}"
     )
 
 

@@ -1,12 +1,14 @@
-"""What happened in a round, and what was measured of it: what the loop gives to whoever consumes it."""
+"""What happened in a round: the loop yields one record for each."""
 
-from collections.abc import KeysView
 from typing import Any, NamedTuple
 
-from fl_lightning.errors import UserError, unknown
 from fl_lightning.method import Cohort, Local
+from fl_lightning.models.task import Score
 from fl_lightning.params import Params
-from fl_lightning.task import Score
+
+# Raised when the numbers of the loop or of what is measured change, or a default of training, federation, compute or
+# probe does: part of every run's identity.
+VERSION = 1
 
 
 class ClientResult(NamedTuple):
@@ -67,36 +69,3 @@ class RoundRecord(NamedTuple):
     seconds_local: float
     seconds_server: float
     workers_idle: float | None = None
-
-
-class Measurement(NamedTuple):
-    """The numbers of one round.
-
-    Attributes:
-        metrics: One value each for the round, by name.
-        clients: One value for each member of the cohort, by name; `client` holds the ids.
-    """
-
-    metrics: dict[str, float]
-    clients: dict[str, list[Any]]
-
-    def __getitem__(self, key: Any) -> Any:
-        """A metric by its name, `measurement["GA"]`, or a field by its position, as tuples have it."""
-        if not isinstance(key, str):
-            return tuple.__getitem__(self, key)
-        if key not in self.metrics:
-            if key in ("GA", "LA"):
-                raise UserError(
-                    f"{key} was not measured in this round, which evaluation.every or evaluation.local leaves out; ask "
-                    f'`"{key}" in measurement` first'
-                )
-            raise unknown("metric", key, self.metrics)
-        return self.metrics[key]
-
-    def __contains__(self, key: object) -> bool:
-        """Whether the round has this metric."""
-        return key in self.metrics
-
-    def keys(self) -> KeysView[str]:
-        """The names of the round's metrics."""
-        return self.metrics.keys()

@@ -12,6 +12,8 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
+from fl_lightning.system import devices
+
 
 def key(seed: int, purpose: str, *parts: int) -> int:
     """A 63-bit key that is the same on every machine and in every Python process.
@@ -40,9 +42,10 @@ def global_noise(seed: int, purpose: str, *parts: int) -> Iterator[None]:
     """Seed torch's global generators for code that we do not own (dropout, weight initialisation), and restore them."""
     number = key(seed, purpose, *parts)
     with undisturbed():
-        torch.default_generator.manual_seed(number)
-        if torch.cuda.is_available():
-            torch.cuda.manual_seed_all(number)
+        if devices.in_use() is None:
+            torch.default_generator.manual_seed(number)
+        else:
+            torch.manual_seed(number)  # of every device
         yield
 
 
@@ -51,10 +54,12 @@ def undisturbed() -> Iterator[None]:
     """What is drawn from torch's global generators in this block changes no draw that follows it."""
     # The generators' own methods: `fork_rng` costs more than a small fit takes.
     kept = torch.default_generator.get_state()
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    module = devices.in_use()
+    on_devices = [] if module is None else [module.get_rng_state(index) for index in range(module.device_count())]
     try:
         yield
     finally:
         torch.default_generator.set_state(kept)
-        if on_gpus:
-            torch.cuda.set_rng_state_all(on_gpus)
+        if module is not None:
+            for index, state in enumerate(on_devices):
+                module.set_rng_state(state, index)

@@ -8,6 +8,9 @@ import pytest
 from fl_lightning import discovery
 from fl_lightning.errors import UserError
 
+pytestmark = pytest.mark.system
+
+
 BROKEN = "import nothing_of_this_name\n"
 INCOMPLETE = """
 from dataclasses import dataclass
@@ -75,3 +78,13 @@ def test_lightning_can_be_imported_after_the_package():
     """The remedy for torchvision beside a CPU-only torch comes when torchvision is imported, not before."""
     code = "import fl_lightning, sys; assert 'torch' not in sys.modules; import pytorch_lightning"
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+
+def test_display_names_stand_in_the_classes_and_are_read_from_the_source(tmp_path, monkeypatch):
+    written = discovery.display_names("methods")
+    for name, cls in discovery.discover("methods").items():
+        assert vars(cls).get("display_name") == written.get(name)
+    text = "class Mine:\n    '''Mine.'''\n\n    display_name: ClassVar[str] = 'FedMine'\n\nraise SystemExit\n"
+    (tmp_path / "mine.py").write_text(text)
+    monkeypatch.setenv(discovery.PLUGINS, str(tmp_path))
+    assert discovery.display_names("methods") == {**written, "mine": "FedMine"}

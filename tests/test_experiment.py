@@ -10,15 +10,19 @@ import torch
 from mlflow import MlflowClient
 
 from fl_lightning import experiment, load_model
-from fl_lightning.config import configure
 from fl_lightning.errors import UserError
 from fl_lightning.loop import federate
-from fl_lightning.probes import ridge
-from fl_lightning.probes.accuracy import measure
-from fl_lightning.runs import checkpoint
+from fl_lightning.metrics import ridge_scan
+from fl_lightning.metrics.round_metrics import measure
+from fl_lightning.runs import checkpoint, evaluator
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.identity import identity
-from fl_lightning.runs.track import EXPERIMENT, Tracker, store_uri
+from fl_lightning.runs.open_run import RunOptions
+from fl_lightning.runs.problem import problem_of
+from fl_lightning.runs.tracking import live_copy
+from fl_lightning.runs.tracking.store import store_uri
+from fl_lightning.runs.tracking.sync import EXPERIMENT
 
 SETTINGS = {
     "method": "fola",
@@ -53,13 +57,12 @@ def timeless(measurement):
 
 def undisturbed(config):
     """The same numbers straight from the loop, without files or MLflow."""
-    dataset, clients, holdout, task = experiment.build(config)
-    records = federate(
-        config.method, task, dataset, clients, config.training, config.federation, config.engine, config.seed, holdout
-    )
-    return [timeless(measure(config.method, task, dataset, record)) for record in records]
+    problem = problem_of(config)
+    records = federate(config.method, problem, config.training, config.federation, config.engine)
+    return [timeless(measure(config.method, problem.task, problem.dataset, record)) for record in records]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_everything_that_is_needed_to_repeat_it(out):
     rounds = []
     result = experiment.run(config(), out, watch=lambda number, _: rounds.append(number))
@@ -89,6 +92,7 @@ def test_a_run_leaves_everything_that_is_needed_to_repeat_it(out):
     assert stored == {"config.yaml", "rounds.parquet", "clients.parquet", "model.safetensors", *pictures}
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_repeated_unless_asked(out):
     first = experiment.run(config(), out)
     again = experiment.run(config(), out)
@@ -109,6 +113,7 @@ class StopError(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 3])
 def test_an_interrupted_run_goes_on_in_the_same_mlflow_run(out, after):
     def stop(number, _):
@@ -128,18 +133,18 @@ def test_an_interrupted_run_goes_on_in_the_same_mlflow_run(out, after):
     assert [point.step for point in client.get_metric_history(result.run_id, "seconds")] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_round_that_mlflow_missed_is_sent_on_resume(out, monkeypatch):
-    original = Tracker.log_rounds
+    original = live_copy.sync
 
-    def dies_in_round_two(self, rounds):
-        rounds = list(rounds)
-        if rounds and rounds[-1][0] == 2:
+    def dies_in_round_two(account, place, copy):
+        if len(account.rounds) == 2:
             raise StopError
-        original(self, rounds)
+        original(account, place, copy)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Tracker, "log_rounds", dies_in_round_two)
-        patch.setattr("fl_lightning.runs.recording.SEND_EVERY_SECONDS", -1)  # after every round
+        patch.setattr(live_copy, "sync", dies_in_round_two)
+        patch.setattr(live_copy, "SYNC_EVERY_SECONDS", -1)  # after every round
         with pytest.raises(StopError):
             experiment.run(config(), out)
     result = experiment.run(config(), out)
@@ -148,6 +153,7 @@ def test_a_round_that_mlflow_missed_is_sent_on_resume(out, monkeypatch):
     assert [point.step for point in client.get_metric_history(result.run_id, "GA")] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_divergence_is_a_recorded_end(out):
     wild = config(training__lr=1e30, model="mlp")
     result = experiment.run(wild, out)
@@ -160,6 +166,7 @@ def test_divergence_is_a_recorded_end(out):
     assert "round 1" in run.data.tags["diverged"]
 
 
+@pytest.mark.slow
 def test_divergence_keeps_earlier_rounds(out):
     late = config(method__strength=1e6, training__epochs=5)  # the prior's step explodes once there is a prior
     result = experiment.run(late, out)
@@ -168,6 +175,7 @@ def test_divergence_keeps_earlier_rounds(out):
     assert len(pd.read_parquet(result.folder / "rounds.parquet")) == len(result.history)
 
 
+@pytest.mark.slow
 def test_a_foreign_checkpoint_is_never_continued(out):
     result = experiment.run(config(), out)
     (result.folder / "result.json").unlink()
@@ -178,6 +186,7 @@ def test_a_foreign_checkpoint_is_never_continued(out):
     assert numbers(experiment.run(config(), out, fresh=True)) == numbers(result)
 
 
+@pytest.mark.slow
 def test_a_truncated_checkpoint_never_gives_a_wrong_result(out):
     progress = experiment.rounds(config(), out)
     assert [next(progress)[0] for _ in range(3)] == [1, 2, 3]
@@ -187,6 +196,7 @@ def test_a_truncated_checkpoint_never_gives_a_wrong_result(out):
     assert numbers(experiment.run(config(), out)) == undisturbed(config())
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_share_a_run(out):
     folder = run_folder.folder_of(config(), out)
     folder.mkdir()
@@ -197,16 +207,17 @@ def test_two_processes_do_not_share_a_run(out):
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
 def test_an_unwritable_folder_is_refused(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(UserError, match="choose another folder with --out"):
+    with pytest.raises(UserError, match="choose another folder with --runs"):
         experiment.run(config(), tmp_path / "locked" / "runs")
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "runs").write_text("")
-    with pytest.raises(UserError, match="choose another folder with --out"):
+    with pytest.raises(UserError, match="choose another folder with --runs"):
         experiment.run(config(), tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_the_summary_is_json(out):
     result = experiment.run(config(), out)
     summary = json.loads(json.dumps(result.summary()))
@@ -214,10 +225,11 @@ def test_the_summary_is_json(out):
     assert (summary["round"], summary["run_id"]) == (4, result.run_id)
 
 
+@pytest.mark.slow
 def test_more_rounds_go_on_where_fewer_ended(out, monkeypatch):
     short = experiment.run(config(federation__rounds=2), out)
     trained = []
-    monkeypatch.setattr(experiment, "measure", lambda *args: (trained.append(args[3].round), measure(*args))[1])
+    monkeypatch.setattr(evaluator, "measure", lambda *args: (trained.append(args[3].round), measure(*args))[1])
     long = experiment.run(config(federation__rounds=4), out)
     assert trained == [3, 4]
     assert numbers(long)[:2] == numbers(short)
@@ -229,8 +241,9 @@ def test_more_rounds_go_on_where_fewer_ended(out, monkeypatch):
     assert numbers(middle) == numbers(long)[:3]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_left_is_recorded_as_stopped_and_can_be_resumed(out):
-    progress = experiment.rounds(config(), out, outputs=experiment.Outputs({"study": "mine"}, pictures=False))
+    progress = experiment.rounds(config(), out, RunOptions({"study": "mine"}, pictures=False))
     assert [next(progress)[0], next(progress)[0]] == [1, 2]
     progress.close()
     client, (stopped,) = mlflow_runs(out)
@@ -245,14 +258,19 @@ def test_a_run_that_is_left_is_recorded_as_stopped_and_can_be_resumed(out):
     assert numbers(result) == undisturbed(config())
 
 
+@pytest.mark.slow
 def test_a_run_may_leave_nothing_but_its_numbers(out):
-    slim = experiment.Outputs(pictures=False, checkpoint=False)
-    result = experiment.finish(experiment.rounds(config(), out, outputs=slim))
+    slim = RunOptions(pictures=False, checkpoint=False)
+    result = experiment.complete(config(), out, slim)
     names = {path.name for path in result.folder.iterdir()}
-    assert names == {"attempt.json", "config.yaml", "rounds.parquet", "clients.parquet", "result.json", "lock"}
+    assert names == {
+        *("attempt.json", "config.yaml", "settings.json", "rounds.parquet", "clients.parquet", "result.json", "lock"),
+        "rounds.jsonl",
+    }
     assert experiment.run(config(), out).reused
 
 
+@pytest.mark.slow
 def test_a_run_may_start_where_another_ended(out):
     first = experiment.run(config(method="fedavg", federation__rounds=2), out)
     second = config(method="fedavg", federation__rounds=1, federation__start=str(first.folder), training__lr=0.0)
@@ -270,6 +288,7 @@ def test_a_run_may_start_where_another_ended(out):
         experiment.run(config(federation__start="nowhere"), out)
 
 
+@pytest.mark.slow
 def test_the_model_of_a_finished_run_is_what_was_measured(out):
     mine = config(**{"compute.precision": "float64"})
     result = experiment.run(mine, out)
@@ -281,14 +300,16 @@ def test_the_model_of_a_finished_run_is_what_was_measured(out):
     assert not model.training
 
 
+@pytest.mark.slow
 def test_a_model_that_was_not_kept_says_why(out):
-    without = experiment.finish(experiment.rounds(config(), out, outputs=experiment.Outputs(checkpoint=False)))
+    without = experiment.complete(config(), out, RunOptions(checkpoint=False))
     with pytest.raises(UserError, match="without keeping its checkpoint"):
         load_model(without.folder)
     with pytest.raises(UserError, match="no such folder"):
         load_model(out / "nowhere")
 
 
+@pytest.mark.slow
 def test_ae_and_lf_are_logged_against_a_saved_run(out):
     saved = experiment.run(config(method="centralised", training__epochs=20), out)
     result = experiment.run(config(probe__reference=str(saved.folder)), out)
@@ -298,10 +319,11 @@ def test_ae_and_lf_are_logged_against_a_saved_run(out):
     assert all(m.metrics["LF"] > 0 for m in result.history)
 
 
+@pytest.mark.slow
 def test_ridge_rounds_leave_their_arrays(out):
     settings = {"data__clients": 2, "data__partition": "class_blocks", "probe__ridge_rounds": [1, 3]}
     result = experiment.run(config(**settings), out)
-    arrays = ridge.read(result.folder)
+    arrays = ridge_scan.read(result.folder)
     assert {"r1_share", "r1_ridge", "r1_line", "r3_ridge"} <= arrays.keys()
     client, (run,) = mlflow_runs(out)
     assert "laplace.npz" in {item.path for item in client.list_artifacts(run.info.run_id)}

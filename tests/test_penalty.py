@@ -45,7 +45,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("theirs", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("mine", list(LAYOUTS.values())[:4], ids=list(LAYOUTS)[:4])
-def test_pieces_are_the_same_in_whatever_order_numbers_lie(mine, theirs):
+def test_along_a_path_the_order_of_numbers_in_memory_does_not_matter(mine, theirs):
     penalty = Quadratic(large(1, in_other_order), large(2, theirs))
     path, theta = penalty.along_path(), large(3, mine)
     for _ in range(3):
@@ -59,15 +59,38 @@ def test_pieces_are_the_same_in_whatever_order_numbers_lie(mine, theirs):
 
 @pytest.mark.parametrize("penalty", PENALTIES.values(), ids=PENALTIES)
 def test_along_a_path_a_penalty_is_what_it_is_anywhere(penalty):
-    path, kept = penalty.along_path(), []
+    path = penalty.along_path()
     for seed in range(4, 9):
         theta = params(seed)
         value, grad = path(theta)
         expected, slope = penalty.value_and_grad(theta)
         assert value == pytest.approx(expected.item(), rel=1e-14)
         assert all(torch.equal(grad[name], slope[name]) for name in slope)
-        for before, copy in kept[-1:]:  # of the step before, which nothing has overwritten
-            assert all(torch.equal(before[name], copy[name]) for name in copy)
         for total in grad.values():  # the caller's to write into
             total.add_(1.0)
-        kept.append((grad, zip_map(torch.clone, grad)))
+
+
+def test_one_number_in_a_tensor_is_a_stiffness_for_all():
+    params, centre = ({"w": torch.randn(4, 3), "b": torch.randn(1)} for _ in range(2))
+    expected, found = Quadratic(centre, 0.3), Quadratic(centre, torch.tensor(0.3, dtype=torch.float64))
+    for penalty in (found.value_and_grad, found.along_path()):
+        value, slope = penalty(params)
+        torch.testing.assert_close(value, expected.value(params))
+        torch.testing.assert_close(slope, expected.grad(params))
+    stepped = [zip_map(torch.clone, params) for _ in range(2)]
+    for penalty, mine in zip((found, expected), stepped, strict=True):
+        penalty.descent(0.1)(mine)
+    torch.testing.assert_close(*stepped)
+
+
+def test_each_client_may_have_a_stiffness_of_its_own_under_vmap():
+    params, centre = ({"w": torch.randn(4, 3)} for _ in range(2))
+    strengths = torch.tensor([0.1, 0.5])
+    found = torch.func.vmap(lambda mu: Quadratic(centre, mu).grad(params)["w"])(strengths)
+    torch.testing.assert_close(found, torch.stack([Quadratic(centre, float(mu)).grad(params)["w"] for mu in strengths]))
+
+
+@pytest.mark.parametrize(("stiffness", "given"), [(None, "None"), ("1", "'1'"), (torch.ones(2), "a tensor of shape")])
+def test_a_stiffness_of_another_kind_is_refused_where_it_is_given(stiffness, given):
+    with pytest.raises(TypeError, match=rf"must be a number or a dict like its centre, got {given}"):
+        Quadratic({"w": torch.ones(3)}, stiffness)

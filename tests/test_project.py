@@ -1,17 +1,25 @@
 """What the project promises about itself: declared dependencies, pinned versions, files that users look for."""
 
 import ast
+import dataclasses
 import functools
 import re
 import sys
+import tokenize
 import tomllib
+from collections.abc import Callable
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import NamedTuple
 
+import grimp
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from fl_lightning.method import Method
+from fl_lightning.methods.fola import Fola
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("fl_lightning", "tune", "analysis")
@@ -57,6 +65,35 @@ def imported_modules():
 def installed():
     """Which distributions a module comes from; reading this of all that is installed takes a while."""
     return packages_distributions()
+
+
+def private_names(path):
+    """What a file takes from torch or Lightning by a name that begins with an underscore, down to that name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    private = re.compile(r"(torch|nn|pytorch_lightning|pl|lightning_fabric)(\.\w+)*?\._[A-Za-z]\w*")
+    return {match[0] for match in map(private.match, found) if match is not None}
+
+
+# What only private names give, and the one module that uses each and says why.
+PRIVATE = {
+    "torch.utils._pytree": "fl_lightning/system/trees.py",
+    "torch._foreach_add_": "fl_lightning/params.py",
+    "torch._foreach_copy_": "fl_lightning/params.py",
+    "torch._foreach_lerp_": "fl_lightning/params.py",
+}
+
+
+def test_private_names_of_libraries_are_used_in_one_module_each():
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    used = [(name, str(path.relative_to(ROOT))) for path in files for name in private_names(path)]
+    assert sorted(used) == sorted(PRIVATE.items())
 
 
 def distributions_of(module):
@@ -123,3 +160,114 @@ def test_every_make_target_is_explained():
     makefile, text = (ROOT / "Makefile").read_text(), (ROOT / "CONTRIBUTING.md").read_text()
     targets = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
     assert {target for target in targets if f"`make {target}`" not in text} == set()
+
+
+# What must not grow by itself: a limit may be raised, as a decision, with the sentence that says why it is there.
+
+
+class Measure(NamedTuple):
+    count: Callable[[], int]
+    limit: int
+    why: str
+
+
+def code_files():
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+def docstring_lines(tree):
+    """The lines of all docstrings of a file."""
+    holders = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(tree):
+        if isinstance(node, holders) and ast.get_docstring(node, clean=False) is not None:
+            yield from range(node.body[0].lineno, node.body[0].end_lineno + 1)
+
+
+def code_lines(path):
+    """How many lines hold code: docstrings, comments and blanks are left out."""
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    with tokenize.open(path) as file:
+        tokens = [token for token in tokenize.generate_tokens(file.readline) if token.type not in layout]
+    lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+    return len(lines - set(docstring_lines(parsed(path))))
+
+
+def functions(without="nothing"):
+    return [
+        node
+        for path in code_files()
+        if path.parent.name != without
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
+def parameters(function):
+    """How many a caller may give; those of a network's constructor are its settings."""
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return len([one for one in named if one.arg not in ("self", "cls")])
+
+
+def hidden_imports():
+    """Imports of our own modules inside functions; the command line has them so that it starts fast."""
+    return [
+        inner
+        for path in code_files()
+        if path.parent.name != "cli"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.ImportFrom) and (inner.module or "").split(".")[0] in PACKAGES
+    ]
+
+
+def longest_chain():
+    """How many modules the longest chain of imports has."""
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
+    lengths = {}
+
+    def length(module):
+        if module not in lengths:
+            lengths[module] = 1  # were there a cycle, it would end here
+            lengths[module] += max(map(length, graph.find_modules_directly_imported_by(module)), default=0)
+        return lengths[module]
+
+    return max(map(length, graph.modules))
+
+
+MEASURES = {
+    "modules in the root": Measure(
+        lambda: len([path for path in (ROOT / "fl_lightning").glob("*.py") if not path.stem.startswith("__")]),
+        13,
+        "the root is what a newcomer reads first: what is used by one package lies in it",
+    ),
+    "modules": Measure(lambda: len(code_files()), 318, "each is a name to learn"),
+    "lines of code": Measure(lambda: sum(map(code_lines, code_files())), 26_350, "each is read and maintained"),
+    "members of a method": Measure(
+        lambda: len({name for name in vars(Method) if name[0] != "_"} - {"version", "revised", "display_name"}),
+        9,
+        "who writes a method reads them all; the rest is opt-in",
+    ),
+    "settings of FOLA": Measure(lambda: len(dataclasses.fields(Fola)), 7, "they are the paper's"),
+    "lines of FOLA": Measure(lambda: code_lines(ROOT / "fl_lightning/methods/fola.py"), 150, "it is read on one page"),
+    "longest function": Measure(
+        lambda: max(node.end_lineno - node.lineno + 1 for node in functions()), 60, "a function is seen at once"
+    ),
+    "most parameters": Measure(
+        lambda: max(map(parameters, functions(without="networks"))), 7, "more of them want a noun of their own"
+    ),
+    "imports inside functions": Measure(lambda: len(hidden_imports()), 17, "they hide cycles"),
+    "longest chain of imports": Measure(longest_chain, 30, "so many modules a reader may have to know for one"),
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_nothing_grows_unnoticed(name):
+    count, limit, why = MEASURES[name]
+    found = count()
+    assert found <= limit, f"{name}: {found}, at most {limit}, because {why}"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fl_lightning.data.plan import ClientData
+from fl_lightning.data.batches import ClientData
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
@@ -14,8 +14,8 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.fola import Fola
 from fl_lightning.training import Training
-from tests import references
-from tests.cases import equal_bits, final, largest_difference, ragged
+from tests.support import references
+from tests.support.cases import equal_bits, final, largest_difference, ragged
 
 KEEPERS = [FedAvg(stragglers="keep"), FedProx(), FedProx(mu=0.0), Fola(), DataSharing(stragglers="keep")]
 DROPPERS = [FedAvg(), DataSharing()]
@@ -51,9 +51,9 @@ def test_those_who_drop_go_on_with_the_others(method):
 
 
 def test_fedprox_keeps_and_fedavg_drops_by_default():
-    assert FedAvg().drops_stragglers
-    assert not FedAvg(stragglers="keep").drops_stragglers
-    assert not FedProx().drops_stragglers
+    assert FedAvg().traits.drops_stragglers
+    assert not FedAvg(stragglers="keep").traits.drops_stragglers
+    assert not FedProx().traits.drops_stragglers
 
 
 def test_stragglers_do_not_change_who_is_drawn():
@@ -163,7 +163,7 @@ def test_engines_train_everybody_as_long_as_drawn(engine, method, mu):
     case = case._replace(training=Training(lr=0.1, epochs=6, batch_size=8))
     records = case.run(method, engine, straggler_fraction=0.5)
     cohorts = [done_by(record.cohort) for record in records]
-    if not method.drops_stragglers:
+    if not method.traits.drops_stragglers:
         assert all(len(set(cohort.values())) > 1 for cohort in cohorts)
     assert largest_difference(final(records), reference(case, cohorts, mu)) < 1e-13
     for record in records:

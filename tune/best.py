@@ -5,7 +5,8 @@ Of several settings the best is the one
 1. with the most seeds that ended: one that lacks seeds which others have may just have been lucky;
 2. among these, with the fewest seeds that diverged;
 3. among these, with the best mean over its seeds: the largest, or the smallest of a metric that is good if small;
-4. among these, that was tried first.
+4. among these, that was tried first. The order of trying knows nothing of any other metric, so that its value of the
+   first is on average the mean over all that are equal: as `analysis.statistics.expected_best` counts them.
 
 So a setting that diverged or is incomplete never beats one that is complete, and if none is complete, the nearest to it
 stands for its case.
@@ -15,8 +16,8 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-# The server model's accuracy on data that belong to no client and serve only to choose.
-VALIDATION = "GA_validation"
+from fl_lightning.metrics.metric import VALIDATION
+
 # How much too good the seeds that chose look: in points of an accuracy, or of any other metric.
 OPTIMISM_POINTS, OPTIMISM = "optimism (points)", "optimism"
 # The setting that every combination of conditions has a contest of its own for, unless it is tuned: a study may go on
@@ -117,7 +118,7 @@ def protocol(metric: str, seeds: Collection[int], confirming: Collection[int] = 
         confirming: That did not.
         fewer: Whether some cases have only the first of these.
 
-    >>> protocol("GA", range(3))
+    >>> protocol("LA", range(3))
     'chosen and reported on the same seeds and the test set, as in the paper: a little too good for every case alike'
     >>> protocol("GA_validation", range(3), [3, 4])
     'chosen by GA_validation on seeds 0 to 2; confirmed: the test set on seeds 3 and 4, which had no part in the choice'

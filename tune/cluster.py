@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fl_lightning.cluster import connection
-from fl_lightning.cluster.connection import Node, Resources
+from fl_lightning.engines.parallel import ray_cluster
+from fl_lightning.engines.parallel.ray_cluster import Node, Resources
 from fl_lightning.errors import require
-from fl_lightning.runs.store import database_of, store_uri
+from fl_lightning.runs.tracking.store import database_of, store_uri
 
 
 @contextmanager
@@ -20,9 +20,9 @@ def connected(address: str | None, resources: Resources, out: Path) -> Iterator[
         resources: Of one trial, or of one worker of a trial.
         out: The folder of all runs, which all nodes must see.
     """
-    with connection.connected(address, resources) as nodes:
+    with ray_cluster.connected(address, resources) as nodes:
         _check_shared(nodes, out)
-        yield connection.slots(nodes, resources)
+        yield ray_cluster.slots(nodes, resources)
 
 
 def _check_shared(nodes: list[Node], out: Path) -> None:
@@ -36,7 +36,7 @@ def _check_shared(nodes: list[Node], out: Path) -> None:
     require(
         database_of(store_uri(out)) is None,
         "several machines cannot write to one sqlite database; start an MLflow server and set MLFLOW_TRACKING_URI to "
-        "its address (docs/cluster.md)",
+        "its address (docs/scaling.md)",
     )
     out.mkdir(parents=True, exist_ok=True)
     sign = out / f".seen-{uuid.uuid4().hex}"
@@ -52,7 +52,7 @@ def _check_shared(nodes: list[Node], out: Path) -> None:
         sign.unlink(missing_ok=True)
     require(
         not blind,
-        f"{', '.join(blind)} cannot see {out}; choose a folder that all nodes share (NFS, for instance) with --out",
+        f"{', '.join(blind)} cannot see {out}; choose a folder that all nodes share (NFS, for instance) with --runs",
     )
 
 

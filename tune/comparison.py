@@ -4,31 +4,22 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from fl_lightning.config import RunConfig
 from fl_lightning.errors import require
 from fl_lightning.experiment import check
-from fl_lightning.runs.folder import Result
-from fl_lightning.stopping import Stop
+from fl_lightning.metrics.early_stopping import Stop
+from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.system import activity
-from tune.averages import arrival, mean_and_deviation
 from tune.estimate import Estimate
 from tune.grid import cells
+from tune.outcome import CellOutcome
+from tune.status import Watch
 from tune.study import Case, Study
-from tune.sweep import Options, Watch, local_slots, missing, sweep
+from tune.sweep import Options, local_slots, missing, sweep
 
 # Ray and its processes take ten seconds to start, on a busy machine a minute: shorter comparisons do without.
 WORTH_SECONDS = 60.0
-
-
-class Outcome(NamedTuple):
-    """One run of a comparison."""
-
-    variant: str
-    seed: int
-    result: Result
-    config: RunConfig
 
 
 def variant_settings(variant: str) -> dict[str, str]:
@@ -78,11 +69,11 @@ def study_of(
     return Study(name, "", about, base, cases=cases, seeds=tuple(seeds), stop=stop, keep_checkpoints=True)
 
 
-def compare(study: Study, options: Options, watch: Watch) -> tuple[list[Outcome], dict[str, str]]:
+def compare(study: Study, options: Options, watch: Watch) -> tuple[list[CellOutcome], dict[str, str]]:
     """Run every variant at every seed, on every core. All settings are checked before the first run starts.
 
     Returns:
-        The runs that have ended, and those that could not be computed, with the reason.
+        The cases with their runs that have ended, and those that could not be computed, with the reason.
     """
     configs = [config for cell in cells(study) for config in cell.configs]
     for config in configs:
@@ -93,10 +84,7 @@ def compare(study: Study, options: Options, watch: Watch) -> tuple[list[Outcome]
     slots = min(options.max_concurrent or len(todo), len(todo), room)
     alone = options.address is None and (slots <= 1 or _seconds(todo) < WORTH_SECONDS)
     found = sweep(study, options._replace(in_process=alone, pictures=True), watch)
-    outcomes = [
-        Outcome(cell.cell.case, config.seed, result, config) for cell in found.cells for config, result in cell.runs
-    ]
-    return outcomes, found.failures
+    return [cell for cell in found.cells if cell.runs], found.failures
 
 
 def _seconds(configs: Sequence[RunConfig]) -> float:
@@ -115,29 +103,3 @@ def name_of(settings: Mapping[str, Any], variants: Sequence[str]) -> str:
     labels = "-".join(re.sub(r"[^A-Za-z0-9_.=+]+", "_", label_of(variant)) for variant in variants)
     what = json.dumps([dict(settings), *variants], sort_keys=True, default=str)
     return f"{labels}-{hashlib.sha256(what.encode()).hexdigest()[:4]}"
-
-
-def table(outcomes: Sequence[Outcome], threshold: float) -> list[dict[str, str]]:
-    """One row per variant: mean and standard deviation over seeds of GA and LA, and the rounds to a threshold."""
-    rows = []
-    for variant in dict.fromkeys(outcome.variant for outcome in outcomes):
-        mine = [outcome for outcome in outcomes if outcome.variant == variant]
-        ended = [outcome.result for outcome in mine if outcome.result.status != "diverged"]
-        rows.append(
-            {
-                "method": variant,
-                "GA (%)": _percent(ended, "GA"),
-                "LA (%)": _percent(ended, "LA"),
-                f"rounds to {threshold:.0%}": arrival([one.result.history for one in mine], threshold, ".1f"),
-                "runs": f"{len(mine)}"
-                if len(ended) == len(mine)
-                else f"{len(mine)}, {len(mine) - len(ended)} diverged",
-            }
-        )
-    return rows
-
-
-def _percent(results: Sequence[Result], metric: str) -> str:
-    """Of those runs that have measured it."""
-    known = [100 * result.final[metric] for result in results if metric in result.final]
-    return mean_and_deviation(known, ".1f")

@@ -1,21 +1,24 @@
 """How long runs will take and what they will weigh, from one small measured round of each kind of run."""
 
+import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from fl_lightning import experiment
-from fl_lightning.config import RunConfig
 from fl_lightning.data.shares import class_counts, sizes_of
+from fl_lightning.engines.parallel.ray_cluster import Resources
+from fl_lightning.errors import UserError
 from fl_lightning.loop import federate
-from fl_lightning.probes.accuracy import measure
-from fl_lightning.runs import checkpoint, files
+from fl_lightning.metrics.round_metrics import measure
+from fl_lightning.runs import checkpoint, files, rounds_file
+from fl_lightning.runs.config.run_config import RunConfig, build
 from fl_lightning.runs.identity import identity
+from fl_lightning.runs.problem import problem_of
 from fl_lightning.runs.resume import known_rounds
 
 # The measured round sees about this many training samples; time is taken as proportional to them.
@@ -51,27 +54,32 @@ class Cost(NamedTuple):
 
 
 class Estimate:
-    """Measures kinds of runs as they are asked for; one kind is one method, model, dataset and batch size."""
+    """Measures kinds of runs as they are asked for; one kind is one method, model, dataset and batch size.
 
-    def __init__(self) -> None:
-        self._known: dict[str, Cost] = {}
+    Args:
+        measure: Measures a kind by one of its runs; without it, this process does.
+    """
+
+    def __init__(self, measure: Callable[[RunConfig], Cost | None] | None = None) -> None:
+        self._known: dict[str, Cost | None] = {}
+        self._measure = measure or measure_here
+
+    @property
+    def kinds(self) -> int:
+        """Kinds of runs that were asked for."""
+        return len(self._known)
 
     def seconds(self, config: RunConfig, done: int = 0) -> float:
-        """About how long a run takes by itself, so many of whose rounds are there."""
-        return self.together([config], done)
-
-    def together(self, unit: Sequence[RunConfig], done: int = 0) -> float:
-        """About how long runs take that share their first round: one training, the clients measured once per E."""
-        longest = max(unit, key=lambda config: (config.training.epochs, self.cost(config).train))
-        cost, split, federation, evaluation = self.cost(longest), longest.split, longest.federation, longest.evaluation
+        """About how long a run takes by itself, so many of whose rounds are there; infinite if that is unknown."""
+        cost, split, federation, evaluation = self._cost(config), config.split, config.federation, config.evaluation
+        if cost is None:
+            return math.inf
         cohort = federation.cohort or split.clients * federation.fraction
-        training = cost.samples * cohort / split.clients * longest.training.epochs * cost.train
-        server = sum(self.cost(config).server for config in unit)
-        local = cohort * len({config.training.epochs for config in unit}) * evaluation.local_share
-        measured = len(unit) + (local if evaluation.local else 0)
+        training = cost.samples * cohort / split.clients * config.training.epochs * cost.train
+        measured = 1 + (cohort * evaluation.local_share if evaluation.local else 0)
         left = range(done + 1, federation.rounds + 1)
         due = sum(evaluation.is_due(round, federation.rounds) for round in left)
-        return cost.fixed + len(left) * (training + server) + due * measured * cost.evaluate
+        return cost.fixed + len(left) * (training + cost.server) + due * measured * cost.evaluate
 
     def bytes(self, config: RunConfig, keep_checkpoint: bool) -> float:
         """About how much a run leaves on disk."""
@@ -80,19 +88,67 @@ class Estimate:
         return COPIES * cost.tables * (1 + 0.1 * config.federation.rounds) + states * cost.state
 
     def cost(self, config: RunConfig) -> Cost:
+        """What a run costs that can be measured."""
+        cost = self._cost(config)
+        assert cost is not None
+        return cost
+
+    def _cost(self, config: RunConfig) -> Cost | None:
         flat = config.flat()
         decisive = ("method", "model", "data", "engine", "training.batch_size", "data.subset")
         variant = {k: v for k, v in flat.items() if k.startswith("method.") and isinstance(v, str | bool)}
         shape = {k: v for k, v in flat.items() if k in decisive or k.startswith(("model.", "data.augment"))}
         kind = str(variant | shape)
         if kind not in self._known:
-            self._known[kind] = _measure(config)
+            self._known[kind] = self._measure(config)
         return self._known[kind]
+
+
+def measure_here(config: RunConfig) -> Cost:
+    """Measure a run in this process; a plug-in that fails is named."""
+    try:
+        return _measure(config)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        name = config.names["method"]
+        raise UserError(
+            f"expected one round of {name} to measure its time, got {type(error).__name__}: {error}; a sweep computes "
+            "the other cases, and reports this one as failed"
+        ) from error
+
+
+def measure_apart(resources: Resources, refused: list[UserError]) -> Callable[[RunConfig], Cost | None]:
+    """What measures a run in a process of the cluster, where a faulty plug-in harms nothing: its cost is unknown.
+
+    Args:
+        resources: Of that process.
+        refused: Takes the errors of runs whose settings cannot work.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    task = ray.remote(num_cpus=resources.cpu, num_gpus=resources.gpu, max_retries=0)(_measure_settings)
+
+    def measured(config: RunConfig) -> Cost | None:
+        try:
+            cost: Cost = ray.get(task.remote(config.flat()))
+            return cost
+        except RayError as error:  # its runs will meet the same fault, and say which
+            if isinstance(error, UserError):
+                refused.append(UserError(str(error.cause)))  # type: ignore[attr-defined]  # a RayTaskError of both types
+            return None
+
+    return measured
+
+
+def _measure_settings(settings: dict[str, Any]) -> Cost:
+    return _measure(build(settings))
 
 
 def _measure(config: RunConfig) -> Cost:
     start = time.perf_counter()
-    problem = experiment.build(config)
+    problem = problem_of(config)
     fixed = time.perf_counter() - start
     sizes = sizes_of(problem.clients)
     samples = sizes.total
@@ -102,10 +158,7 @@ def _measure(config: RunConfig) -> Cost:
     epochs = min(2, config.training.epochs)  # one is too few for FedPA
     short = replace(config.training, epochs=epochs, lr=min(config.training.lr, 1e-4), clip_norm=None)
     once = replace(config.federation, rounds=1, fraction=1.0, cohort=min(CLIENTS, len(sizes.eligible)))
-    rounds = federate(
-        config.method, problem.task, problem.dataset, few, short, once, config.engine, config.seed, problem.holdout
-    )
-    record = next(iter(rounds))
+    record = next(federate(config.method, problem._replace(clients=few), short, once, config.engine))
     dataset = problem.dataset.tested_on(torch.arange(min(TEST_SAMPLES, len(problem.dataset.test_y))))
     tested = dataset.test_y
     start = time.perf_counter()
@@ -114,9 +167,10 @@ def _measure(config: RunConfig) -> Cost:
     trained = epochs * sum(len(result.local.data) for result in record.clients)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        checkpoint.write(folder, identity(config), record.after, [measured])
+        checkpoint.write(folder, identity(config), record.after)
         state = _size(folder)
         counts = class_counts(problem.dataset.strata, problem.clients, problem.dataset.num_strata)
+        rounds_file.write(folder, identity(config), [measured])
         files.write(config, counts, [measured], folder, pictures=False)
         tables = _size(folder) - state
     return Cost(record.seconds_local / trained, evaluate, samples, record.seconds_server, fixed, state, tables)
@@ -131,24 +185,15 @@ class Forecast(NamedTuple):
 
     Attributes:
         seconds: On this machine's cores or the given number of slots.
-        alone: Seconds if no runs shared anything.
         bytes: On disk.
     """
 
     seconds: float
-    alone: float
     bytes: float
 
 
-def forecast(
-    units: Sequence[Sequence[RunConfig]], slots: int, keep_checkpoints: bool, out: Path | None = None
-) -> Forecast:
-    """What computing these units will cost; less, where rounds of their runs are known in a folder of all runs."""
+def forecast(configs: Sequence[RunConfig], slots: int, keep_checkpoints: bool, out: Path | None = None) -> Forecast:
+    """What computing these runs will cost; less, where some of their rounds are known in a folder of all runs."""
     estimate = Estimate()
-    runs = [config for unit in units for config in unit]
-    done = {identity(config): known_rounds(config, out) if out is not None else 0 for config in runs}
-    # What shares its first round has no other.
-    together = sum(estimate.together(unit, done[identity(unit[0])] if len(unit) == 1 else 0) for unit in units)
-    alone = sum(estimate.seconds(config, done[identity(config)]) for config in runs)
-    weight = sum(estimate.bytes(config, keep_checkpoints) for config in runs)
-    return Forecast(together / slots, alone / slots, weight)
+    seconds = sum(estimate.seconds(config, known_rounds(config, out) if out is not None else 0) for config in configs)
+    return Forecast(seconds / slots, sum(estimate.bytes(config, keep_checkpoints) for config in configs))

@@ -6,12 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fl_lightning.config import PARTS, RunConfig, build, configure, schema_of
-from fl_lightning.errors import UserError, require
+from fl_lightning import discovery
+from fl_lightning.discovery import plugin_hash
+from fl_lightning.errors import UserError, require, unknown
+from fl_lightning.method import Method
+from fl_lightning.metrics.metric import VALIDATION
+from fl_lightning.metrics.round_metrics import ALWAYS, MEASURED
+from fl_lightning.runs.config.aliases import UnknownSetting
+from fl_lightning.runs.config.run_config import RunConfig, chosen_names, configure
+from fl_lightning.runs.config.schema import schema_of
 from fl_lightning.streams import numpy_generator
-from fl_lightning.usual_names import UnknownSetting
-from tune.best import ROUNDS, VALIDATION
-from tune.study import REFERENCE, Case, Range, Study
+from tune.best import ROUNDS
+from tune.study import MOST_ROUNDS, REFERENCE, Case, Range, Study
+
+SPREAD = (f"LA_{name}" for name in ("min", "q25", "median", "q75", "max"))
+KNOWN_METRICS = frozenset((*(MEASURED - {"own"}), *ALWAYS, VALIDATION, *SPREAD))
 
 
 @dataclass(frozen=True)
@@ -63,9 +72,8 @@ class Cell:
 
 def cells(study: Study) -> list[Cell]:
     """All cells of a study that does not search by Optuna."""
-    builders = {case.label: Builder(study, case) for case in study.cases}
     return [
-        builders[case.label].cell(environment, point)
+        cell_of(study, case, environment, point)
         for environment in environments(study)
         for case in study.cases
         for point in points(study, case)
@@ -75,9 +83,8 @@ def cells(study: Study) -> list[Cell]:
 def reference_cells(study: Study) -> list[Cell]:
     """The runs that others refer to, one cell per environment, for all seeds of the study."""
     case = Case("reference", {**(study.reference or {}), **dict.fromkeys(_referring(study.base))})
-    builder = Builder(study, case)
     seeds = (*study.seeds, *(study.confirm.seeds if study.confirm else ()))
-    return [replace(builder.cell(environment, {}), seeds=seeds) for environment in environments(study)]
+    return [replace(cell_of(study, case, environment, {}), seeds=seeds) for environment in environments(study)]
 
 
 def environments(study: Study) -> list[dict[str, Any]]:
@@ -112,88 +119,61 @@ def draw(space: Mapping[str, Range], index: int) -> dict[str, Any]:
     return setting
 
 
-class Builder:
-    """Makes the cells of one case, with their settings checked.
+def cell_of(study: Study, case: Case, environment: Mapping[str, Any], point: Mapping[str, Any]) -> Cell:
+    """One setting of a case in one environment, checked."""
+    given = {**study.base_in(environment), **case.settings, "seed": study.seeds[0]}
+    refers = tuple(_referring(given))
+    fixed = {key: value for key, value in given.items() if value is not None and key not in refers}
+    chosen = {key: value for key, value in case.settings.items() if key in fixed}
+    place = f"study {study.name}, case {case.label}"
+    try:
+        config = configure({**fixed, **environment, **chosen, **point})
+        _check_metric(study, config)
+    except UnknownSetting as error:
+        remedy = _misplaced(study, study.base_in(environment), error.key)
+        raise UserError(f"{place} has no setting {remedy}" if remedy else f"{place}: {error}") from None
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+    return Cell(case.label, environment, point, config, study.seeds, refers)
 
-    Thousands of configurations take a while even where the command line's parser has seen every value. So they are put
-    together from what it made of each value of a key.
-    """
 
-    def __init__(self, study: Study, case: Case) -> None:
-        self._study, self._case = study, case
-        fixed = {**study.base, **case.settings, "seed": study.seeds[0]}
-        self._refers = tuple(_referring(fixed))
-        self._fixed = {key: value for key, value in fixed.items() if value is not None and key not in self._refers}
-        self._parsed: dict[str, Any] = {}
-        self._others: dict[str, Builder] = {}
+def _misplaced(study: Study, base: Mapping[str, Any], key: str) -> str:
+    """What to do with a key that stands for all cases, though only some have it; empty if that is not so."""
+    common = {"space": study.space, "environments": study.environments, "base": base}
+    where = next((name for name, settings in common.items() if key in settings), None)
+    owners = [case.label for case in study.cases if where and _takes({**base, **case.settings}, key)]
+    if not owners:
+        return ""
+    place = f"the space of the case {' and of '.join(owners)}"
+    target = place if where == "space" else place.replace("the space of ", "")
+    return f"{key}, which stands in {where} for all cases; put it into {target}"
 
-    def cell(self, environment: Mapping[str, Any], point: Mapping[str, Any]) -> Cell:
-        """One setting in one environment."""
-        if self._study.given:
-            return self._under(environment).cell(environment, point)
-        try:
-            chosen = {key: value for key, value in self._case.settings.items() if key in self._fixed}
-            config = self._config({**environment, **chosen, **point})
-            self._check_metric(config)
-        except UnknownSetting as error:
-            raise UserError(self._misplaced(error.key) or f"{self._place}: {error}") from None
-        except UserError as error:
-            raise UserError(f"{self._place}: {error}") from None
-        return Cell(self._case.label, environment, point, config, self._study.seeds, self._refers)
 
-    def _under(self, environment: Mapping[str, Any]) -> "Builder":
-        """Whoever makes the cells of environments with the same base."""
-        base = self._study.base_in(environment)
-        name = repr(base)
-        if name not in self._others:
-            self._others[name] = Builder(replace(self._study, base=base, given=()), self._case)
-        return self._others[name]
+def _check_metric(study: Study, config: RunConfig) -> None:
+    rounds = config.federation.rounds
+    require(rounds <= MOST_ROUNDS, f"federation.rounds must be at most {MOST_ROUNDS:,} in a study, got {rounds}")
+    for name, metric in (("metric", study.metric), ("stop.metric", study.stop.metric if study.stop else None)):
+        require(
+            metric != VALIDATION or config.split.validation > 0,
+            f"{name} {VALIDATION} needs data that belong to no client, got data.validation 0; set data.validation, "
+            "0.1 for instance, for all runs, or choose another metric",
+        )
+        if metric is not None and not _may_have(config, metric):
+            raise unknown(name, metric, KNOWN_METRICS)
 
-    @property
-    def _place(self) -> str:
-        return f"study {self._study.name}, case {self._case.label}"
 
-    def _misplaced(self, key: str) -> str:
-        """What to do with a key that stands for all cases, though only some have it; empty if that is not so."""
-        study = self._study
-        common = {"space": study.space, "environments": study.environments, "base": study.base}
-        where = next((name for name, settings in common.items() if key in settings), None)
-        owners = [case.label for case in study.cases if where and _takes({**study.base, **case.settings}, key)]
-        if not owners:
-            return ""
-        place = f"the space of the case {' and of '.join(owners)}"
-        target = place if where == "space" else place.replace("the space of ", "")
-        return f"{self._place} has no setting {key}, which stands in {where} for all cases; put it into {target}"
-
-    def _config(self, varied: Mapping[str, Any]) -> RunConfig:
-        if any(key in PARTS and key not in self._case.settings for key in varied):
-            return configure({**self._fixed, **varied})  # other parts have other settings
-        values = dict(self._parse("", None))
-        for key, value in varied.items():
-            values[key] = self._parse(key, value)[key]
-        return build(values)
-
-    def _check_metric(self, config: RunConfig) -> None:
-        stop = self._study.stop.metric if self._study.stop else None
-        for name, metric in (("metric", self._study.metric), ("stop.metric", stop)):
-            require(
-                metric != VALIDATION or config.split.validation > 0,
-                f"{name} {VALIDATION} needs data that belong to no client, got data.validation 0; set data.validation, "
-                "0.1 for instance, for all runs, or choose another metric",
-            )
-
-    def _parse(self, key: str, value: Any) -> dict[str, Any]:
-        name = f"{key}={value!r}"
-        if name not in self._parsed:
-            self._parsed[name] = configure({**self._fixed, **({key: value} if key else {})}).flat()
-        flat: dict[str, Any] = self._parsed[name]
-        return flat
+def _may_have(config: RunConfig, metric: str) -> bool:
+    """Whether a run may measure a metric; methods and models of plug-ins have metrics of their own."""
+    method, model = config.classes["method"], config.classes["model"]
+    own = method.diagnose is not Method.diagnose or plugin_hash(model) is not None
+    return own or metric in KNOWN_METRICS or "/" in metric or metric.startswith(("PA_", "own_"))
 
 
 def _takes(settings: Mapping[str, Any], key: str) -> bool:
     """Whether a run with these parts has the setting."""
-    parts = {part: settings.get(part, default) for part, (_, default, _) in PARTS.items()}
-    return key in schema_of(parts)
+    parts = chosen_names(settings)
+    extended = vars(discovery.find("methods", parts["method"])).get("extended_by", parts["method"])
+    return key in schema_of(parts) or key in schema_of({**parts, "method": extended})
 
 
 def _referring(settings: Mapping[str, Any]) -> list[str]:

@@ -12,10 +12,10 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-from fl_lightning.config import RunConfig
 from fl_lightning.errors import UserError
+from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.system.atomic import write_atomically
-from tune.grid import Builder, Cell, environments
+from tune.grid import Cell, cell_of, environments
 from tune.study import Case, Range, Study
 
 VALUE = "value"
@@ -78,7 +78,8 @@ class FairSearch(Searcher):
             self._remembered[contest.name] = list(points)
             write_atomically(self._memory, json.dumps(self._remembered).encode())
         settings = [config.flat() for config in cell.configs]
-        return {"settings": settings, "contest": contest.name, "number": len(points), "case": cell.case}
+        described = {"case": cell.case, "point": {**cell.environment, **cell.point}}
+        return {"settings": settings, "contest": contest.name, "number": len(points), **described}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if not math.isnan(result[VALUE]):  # not measured yet
@@ -101,10 +102,10 @@ class _Contest:
     def __init__(self, study: Study, case: Case, environment: Mapping[str, Any], number: int) -> None:
         self.name = f"{case.label} {json.dumps(dict(environment), sort_keys=True, default=str)}"
         self.points: list[dict[str, Any]] = []
-        self._builder, self._environment, self._seed = Builder(study, case), environment, number
+        self._study, self._case, self._environment, self._seed = study, case, environment, number
         self._space = {**study.space, **case.space}
         example = {key: values.values[0] for key, values in self._space.items()}
-        self.rounds = self._builder.cell(environment, example).config.federation.rounds
+        self.rounds = cell_of(study, case, environment, example).config.federation.rounds
 
     def begin(self, remembered: Sequence[dict[str, Any]]) -> None:
         """Start the search, with what was proposed before."""
@@ -121,7 +122,7 @@ class _Contest:
         if not isinstance(coded, dict):
             raise UserError(f"Optuna has no more proposals for {self.name}; lower search.samples")
         self.points.append({key: _decoded(self._space[key], value) for key, value in coded.items()})
-        return self._builder.cell(self._environment, self.points[-1])
+        return cell_of(self._study, self._case, self._environment, self.points[-1])
 
 
 class FairAsha(FIFOScheduler):

@@ -19,17 +19,26 @@ A space may also say `{choice: [...]}`, `{uniform: [low, high]}` or `{loguniform
 many samples every case gets in every environment, the same for all: `search: {algorithm: optuna, samples: 20}`.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from fl_lightning.errors import require, unknown
-from fl_lightning.stopping import Stop
+from fl_lightning.metrics.early_stopping import Stop
+from fl_lightning.metrics.metric import GA
 from tune.best import ROUNDS
-from tune.identity import short_hash
 
 REFERENCE = "@reference"
+# Keys that studies did not always have: they count for the identity where they say something.
+LATER = frozenset({"given", "confirming", "among"})
+# More than these is a slip: every setting takes a moment before anything is computed. The largest of our own studies
+# has 6,250 settings and 187,500 runs.
+MOST_SETTINGS, MOST_RUNS = 10_000, 200_000
+MOST_SEEDS = 10_000
+MOST_ROUNDS = 1_000_000
 Distribution = Literal["choice", "uniform", "loguniform"]
 Algorithm = Literal["grid", "random", "optuna"]
 
@@ -175,7 +184,7 @@ class Study:
     cases: tuple[Case, ...] = ()
     space: Mapping[str, Range] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
-    metric: str = "GA"
+    metric: str = GA
     search: Search = field(default_factory=Search)
     stop: Stop | None = None
     continue_to: int | None = None
@@ -209,6 +218,7 @@ class Study:
             f"study {self.name} draws {', '.join(sorted(set(drawn)))} at random, which a grid cannot; give "
             "`search: {algorithm: optuna, samples: 20}` or lists of values",
         )
+        self._check_size()
         for key, values in self.environments.items():
             require(values.kind == "grid", f"environments.{key} must be a list of values, got {values.kind}")
         self._check_given()
@@ -217,8 +227,10 @@ class Study:
             f"study {self.name} searches an empty space; name at least one key under `space`",
         )
         require(
-            self.continue_to is None or (whole(self.continue_to) and self.search.scheduler == "none"),
-            f"continue_to must be a number of rounds, and goes with search.scheduler none, got {self.continue_to}",
+            self.continue_to is None
+            or (whole(self.continue_to) and self.continue_to <= MOST_ROUNDS and self.search.scheduler == "none"),
+            f"continue_to must be a number of rounds, {MOST_ROUNDS:,} at most, and goes with search.scheduler none, "
+            f"got {self.continue_to}",
         )
         tuned = [key for space in spaces for key in space]
         require(
@@ -243,6 +255,19 @@ class Study:
         require(
             self.reference is not None or not any(REFERENCE in map(str, one.values()) for one in settings),
             f"study {self.name} has a setting {REFERENCE} but no `reference`; give the settings of the reference run",
+        )
+
+    def _check_size(self) -> None:
+        """Refuse what would take too long to be written down, by its numbers alone."""
+        spaces = [{**self.space, **case.space} for case in self.cases]
+        grids = [math.prod(len(values.values) for values in space.values()) for space in spaces]
+        points = sum(grids) if self.search.algorithm == "grid" else len(spaces) * (self.search.samples or 0)
+        settings = points * math.prod(len(values.values) for values in self.environments.values())
+        runs = settings * len(self.seeds)
+        require(
+            settings <= MOST_SETTINGS and runs <= MOST_RUNS,
+            f"study {self.name} may have at most {MOST_SETTINGS:,} settings and {MOST_RUNS:,} runs, got {settings:,} "
+            f"settings with {len(self.seeds)} seeds; give fewer values, or draw some of them with `search`",
         )
 
     def _check_given(self) -> None:
@@ -284,7 +309,8 @@ class Study:
     @property
     def identity(self) -> str:
         """A short hash of everything the study says."""
-        return short_hash(self)
+        said = asdict(self, dict_factory=lambda items: {key: v for key, v in items if v or key not in LATER})
+        return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
     @property
     def params(self) -> dict[str, Any]:

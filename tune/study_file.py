@@ -5,21 +5,33 @@ import re
 import runpy
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import yaml
 
 from fl_lightning.errors import UserError, require, unknown
-from fl_lightning.stopping import Stop
-from tune.best import VALIDATION
-from tune.picture import Picture
-from tune.study import Case, Confirm, Distribution, Given, Range, Search, Study, number, whole
+from fl_lightning.metrics.early_stopping import Stop
+from fl_lightning.metrics.metric import GA, VALIDATION
+from tune.study import MOST_SEEDS, Case, Confirm, Distribution, Given, Range, Search, Study, number, whole
 
 FOLDER = Path(__file__).parent / "studies"
 DEFAULT_SCALE = "small"
 PLAIN = re.compile(r"\w[\w .-]*")
 MOST_LETTERS = 120
+# Of a file, and of what its anchors unfold to: a few lines of YAML can stand for more than any memory holds.
+MOST_BYTES, MOST_VALUES, DEEPEST = 300_000, 100_000, 20
+# What other programs call the keys of a study.
+MEANT = {
+    **dict.fromkeys(("description", "title", "summary", "doc"), "about"),
+    **dict.fromkeys(("grid", "params", "parameters", "hyperparameters", "sweep"), "space"),
+    **dict.fromkeys(("settings", "config", "defaults", "fixed", "common"), "base"),
+    **dict.fromkeys(("methods", "method", "algorithms"), "cases"),
+    **dict.fromkeys(("conditions", "scenarios"), "environments"),
+    **dict.fromkeys(("repeats", "repetitions", "runs"), "seeds"),
+    **dict.fromkeys(("goal", "objective", "monitor"), "metric"),
+}
 
 
 def names() -> list[str]:
@@ -28,14 +40,6 @@ def names() -> list[str]:
 
 
 def load(name: str, scale: str | None = None, overrides: Mapping[str, Any] | None = None) -> Study:
-    """A study that has runs; arguments as for `read`."""
-    study = read(name, scale, overrides)
-    if isinstance(study, Picture):
-        raise UserError(f"{name} is a picture without runs; draw it with `fl-lightning sweep {name}`")
-    return study
-
-
-def read(name: str, scale: str | None = None, overrides: Mapping[str, Any] | None = None) -> Study | Picture:
     """What a file describes, by its name among those that come with the package, or by its path.
 
     Args:
@@ -63,8 +67,6 @@ def read(name: str, scale: str | None = None, overrides: Mapping[str, Any] | Non
         content["about"] = f"{content['about']} (At this scale on {now} instead of {usual}.)"
     content.pop("workers", None)  # see `workers_of`
     title = Path(name).stem if _is_file(name) else name
-    if "draw" in content:
-        return _picture(title, scale or "", content, overrides or {})
     return _with_default_metric(_pin(_parse(title, scale or "", content), overrides or {}), content)
 
 
@@ -113,6 +115,8 @@ def _read(name: str) -> dict[str, Any]:
             content: Any = runpy.run_path(str(path)).get("STUDY")
             require(content is not None, f"{path} must define STUDY, a mapping; see docs/sweeps.md")
         else:
+            size = path.stat().st_size
+            require(size <= MOST_BYTES, f"{path} must have at most {MOST_BYTES:,} bytes, got {size:,}; shorten it")
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no study at {path}; fl-lightning list studies shows those that come with it") from None
@@ -122,23 +126,32 @@ def _read(name: str) -> dict[str, Any]:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     except UserError:
         raise
+    except RecursionError:
+        raise UserError(_too_large(path)) from None
     except (Exception, SystemExit) as error:  # whatever a user's Python file may do
         raise UserError(f"{path} cannot be run: {type(error).__name__}: {error}") from None
+    require(_counted(content, DEEPEST, MOST_VALUES) <= MOST_VALUES, _too_large(path))
     require(isinstance(content, Mapping), f"{path} must hold a mapping with base, cases, space, ..., got {content!r}")
     return dict(content)
 
 
-def _picture(name: str, scale: str, content: Mapping[str, Any], overrides: Mapping[str, Any]) -> Picture:
-    known = {item.name for item in fields(Picture)} - {"name", "scale"}
-    for key in content:
-        if key not in known:
-            raise unknown(f"key of picture {name}", str(key), known)
-    require(
-        not overrides,
-        f"{name} is a picture without runs, so settings of runs have no meaning, got --{''.join(list(overrides)[:1])}",
+def _counted(content: Any, deepest: int, most: int) -> int:
+    """How many values there are, counted up to so many; nested too deep, or in themselves, they are too many."""
+    if not isinstance(content, Mapping | list | tuple):
+        return 1
+    number = 1 if deepest else most + 1
+    for value in content.values() if isinstance(content, Mapping) else content:
+        if number > most:
+            break
+        number += _counted(value, deepest - 1, most - number)
+    return number
+
+
+def _too_large(path: Path) -> str:
+    return (
+        f"{path} must hold at most {MOST_VALUES:,} values, nested at most {DEEPEST} deep, got more, counting what its "
+        "anchors (&, *) stand for; write out what is meant"
     )
-    settings = _mapping(f"{name}: draw", content["draw"])
-    return Picture(name, scale, str(content.get("about", "")), settings)
 
 
 def _require_plain(what: str, name: Any) -> None:
@@ -152,10 +165,7 @@ def _require_plain(what: str, name: Any) -> None:
 
 def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
     _require_plain("the name of a study (its file)", name)
-    known = {item.name for item in fields(Study)} - {"name", "scale", "among"}
-    for key in content:
-        if key not in known:
-            raise unknown(f"key of study {name}", str(key), known)
+    _check_keys(name, content)
     values = dict(content)
     for key in ("environments", "space"):
         if key in values:
@@ -165,7 +175,7 @@ def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
             values[key] = _mapping(f"{name}: {key}", values[key])
     values["given"] = tuple(_given(name, item) for item in _listed(f"{name}: given", values.get("given") or ()))
     values["cases"] = tuple(_case(name, item) for item in _listed(f"{name}: cases", values.get("cases", ())))
-    values["seeds"] = _seeds(name, values.get("seeds", 1))
+    values["seeds"] = tuple(dict.fromkeys(seeds_of(f"{name}: seeds", values.get("seeds", 1))))
     for key, cls in (("search", Search), ("stop", Stop)):
         if values.get(key) is not None:
             values[key] = _section(f"{name}: {key}", cls, values[key])
@@ -177,6 +187,19 @@ def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
         require(good, f"{name}: thresholds must be a list of numbers, got {levels!r}")
         values["thresholds"] = tuple(levels)
     return Study(name, scale, **values)
+
+
+def _check_keys(name: str, content: Mapping[str, Any]) -> None:
+    """Refuse all unknown keys at once, each with what was meant."""
+    known = {item.name for item in fields(Study)} - {"name", "scale", "among"}
+    there, hints = ", ".join(sorted({*known, "scales", "workers"})), []
+    for key in (str(key) for key in content if key not in known):
+        near = [MEANT[key]] if key in MEANT else get_close_matches(key.lower(), known, n=1)
+        hint = (
+            f" (did you mean {near[0]!r}?)" if near else " (leave it out: the file names the study)" * (key == "name")
+        )
+        hints.append(f"{key!r}{hint}")
+    require(not hints, f"unknown keys in the file of study {name!r}: {', '.join(hints)}; expected some of {there}")
 
 
 def _case(study: str, content: Any) -> Case:
@@ -230,12 +253,37 @@ def _space(where: str, content: Any) -> dict[str, Range]:
     return space
 
 
-def _seeds(name: str, content: Any) -> tuple[int, ...]:
+def seeds_of(where: str, content: Any) -> tuple[int, ...]:
+    """The seeds that a number of them, a list, or text with either means.
+
+    >>> seeds_of("--seeds", "3"), seeds_of("--seeds", "0,4"), seeds_of("--seeds", "2-4")
+    ((0, 1, 2), (0, 4), (2, 3, 4))
+    """
+    content = _seeds_in(content)
     if whole(content):
+        require(content <= MOST_SEEDS, f"{where} must be at most {MOST_SEEDS:,} in number, got {content}")
         return tuple(range(content))
     good = isinstance(content, Sequence) and not isinstance(content, str) and all(isinstance(s, int) for s in content)
-    require(good, f"{name}: seeds must be a number >= 1 or a list of whole numbers, got {content!r}")
-    return tuple(dict.fromkeys(content))
+    require(good, f"{where} must be a number of seeds such as 3, or name them as 0,4 or 0-4, got {content!r}")
+    return tuple(content)
+
+
+def _seeds_in(text: Any) -> Any:
+    """A number, or a list of numbers and ranges; what is given if it is no text with either."""
+    if not isinstance(text, str):
+        return text
+    if text.strip().isdecimal():
+        return int(text)
+    seeds: list[int] = []
+    for part in text.split(","):
+        if (found := re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)) is None:
+            return text
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            return text
+        require(last - first < MOST_SEEDS, f"seeds must be at most {MOST_SEEDS:,} in number, got {text}")
+        seeds += range(first, last + 1)
+    return seeds
 
 
 def _confirm(name: str, content: Any, taken: Sequence[int]) -> Confirm:
@@ -243,8 +291,8 @@ def _confirm(name: str, content: Any, taken: Sequence[int]) -> Confirm:
     where = f"{name}: confirm"
     settings = _mapping(where, content)
     require("seeds" in settings, f"{where} must say how many seeds, such as confirm: {{seeds: 5}}, got {content!r}")
-    seeds = _seeds(where, settings["seeds"])
-    if whole(settings["seeds"]):
+    seeds = seeds_of(f"{where}.seeds", settings["seeds"])
+    if whole(_seeds_in(settings["seeds"])):
         seeds = tuple(max(taken, default=-1) + 1 + seed for seed in seeds)
     return cast("Confirm", _section(where, Confirm, {**settings, "seeds": seeds}))
 
@@ -253,7 +301,7 @@ def _with_default_metric(study: Study, content: Mapping[str, Any]) -> Study:
     """Where the file is silent, settings are chosen on validation data, if every run has them; and `stop` follows."""
     if "metric" not in content:
         share = number(study.base.get("data.validation", 0))
-        study = replace(study, metric=VALIDATION if share > 0 else "GA")
+        study = replace(study, metric=VALIDATION if share > 0 else GA)
     if study.stop is not None and "metric" not in content["stop"]:
         study = replace(study, stop=replace(study.stop, metric=study.metric))
     return study

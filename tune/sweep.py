@@ -15,28 +15,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fl_lightning.cluster.connection import Resources
-from fl_lightning.config import RunConfig
-from fl_lightning.errors import require
-from fl_lightning.experiment import Outputs
+from fl_lightning.engines.parallel.executor import Crew, Workers, pool_of
+from fl_lightning.engines.parallel.ray_cluster import Resources
+from fl_lightning.errors import UserError, require
+from fl_lightning.metrics.early_stopping import Stop
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.folder import ended
 from fl_lightning.runs.identity import identity
-from fl_lightning.stopping import Stop
-from fl_lightning.system import activity, memory
-from fl_lightning.workers.crew import Crew, Workers, pool_of
-from tune import record
+from fl_lightning.runs.open_run import RunOptions
+from fl_lightning.system import activity, devices, memory
+from tune import sweep_run
 from tune.cluster import connected
-from tune.estimate import Estimate
+from tune.estimate import Estimate, measure_apart
 from tune.follow_up import finals, follows_up
 from tune.grid import Cell, cells, reference_cells
 from tune.outcome import CellOutcome, outcome_of
-from tune.packing import Unit, compact, packs, units
+from tune.packing import Pack, compact, packs
+from tune.status import Crash, Status, Watch
 from tune.study import Study
 from tune.work import Instructions, one_after_the_other
 
-# Lost nodes and killed processes; a run's own failure is recorded and not tried again in the same sweep.
-MAX_FAILURES = 10
+# A trial whose process or node dies is tried once more; a run's own failure is not tried again in the same sweep.
+MAX_FAILURES = 1
 
 
 class Options(NamedTuple):
@@ -51,6 +52,7 @@ class Options(NamedTuple):
         fresh: Compute again what earlier processes have computed.
         in_process: Compute one run after the other in this process, without Ray; grids only.
         pictures: Whether every run draws its curves and its partition.
+        summary: Makes the text of `best.md` in the folder of the sweep; without one there is none.
     """
 
     out: Path
@@ -61,25 +63,7 @@ class Options(NamedTuple):
     in_process: bool = False
     pictures: bool = False
     workers: int | Literal["auto"] = 1
-
-
-class Status(NamedTuple):
-    """How far a sweep is.
-
-    Attributes:
-        finished: Runs that have ended, those of earlier sweeps included.
-        total: All runs.
-        best: The largest value of the metric at the end of a run.
-        rounds: Rounds that are known of the runs of this sweep; they tell of life where runs last for hours.
-    """
-
-    finished: int
-    total: int
-    best: float
-    rounds: int = 0
-
-
-Watch = Callable[[Status], None]
+    summary: Callable[[Sequence[CellOutcome], Study], str] | None = None
 
 
 class Outcome(NamedTuple):
@@ -109,9 +93,9 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
     known = cells(study) if study.search.algorithm != "optuna" else None  # refuses settings that cannot be
     folder = options.out / "sweeps" / f"{study.name}-{study.scale or 'all'}-{study.identity}"
     activity.say("opening the store of runs")
-    parent = record.open_sweep(study, options.out, folder)
-    outputs = Outputs(parent.child_tags, pictures=options.pictures, checkpoint=_keeps(study), model=study.keep_models)
-    instructions = Instructions(options.out, outputs, stop=study.stop, metric=study.metric)
+    parent = sweep_run.open_sweep(study, options.out, folder)
+    how = RunOptions(parent.child_tags, pictures=options.pictures, checkpoint=_keeps(study), model=study.keep_models)
+    instructions = Instructions(options.out, how, stop=study.stop, metric=study.metric)
     failures: dict[str, str] = {}
     try:
         with ExitStack() as stack:
@@ -126,7 +110,7 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
             if follows_up(study):
                 tried = [*tried, *runner.grid(finals(study, tried, options.out))]
         outcomes = [outcome_of(cell, options.out, study) for cell in tried]
-        parent.close(study, outcomes, failures)
+        parent.close(study, outcomes, failures, options.summary(outcomes, study) if options.summary else None)
     except BaseException as reason:
         parent.abandon(reason)
         raise
@@ -135,11 +119,9 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
 
 def local_slots(resources: Resources) -> int:
     """How many trials this machine holds at once, without asking Ray."""
-    import torch
-
     fits = [os.cpu_count() or 1] if not resources.cpu else [int((os.cpu_count() or 1) / resources.cpu)]
     if resources.gpu:
-        fits.append(int(torch.cuda.device_count() / resources.gpu))
+        fits.append(int(devices.count() / resources.gpu))
     return max(1, min(fits))
 
 
@@ -233,29 +215,40 @@ class _Runner:
         if todo:
             self.computed += len(todo)
             tags = {
-                identity(config): {"case": cell.case, **record.purpose_tags(cell)}
+                identity(config): {"case": cell.case, **sweep_run.purpose_tags(cell)}
                 for cell in tried
                 for config in cell.configs
             }
-            outputs = self._instructions.outputs
-            outputs = outputs._replace(checkpoint=keep or outputs.checkpoint)
-            instructions = self._instructions._replace(tags=tags, outputs=outputs)
+            options = self._instructions.options
+            options = options._replace(checkpoint=keep or options.checkpoint)
+            instructions = self._instructions._replace(tags=tags, options=options)
             if self._options.in_process:
-                self._compute_here(units(todo), instructions, done, len(configs))
+                self._compute_here(todo, instructions, done, len(configs))
                 return list(tried)
-            work = self._packed(units(todo))
-            ray_space = {"pack": _ray().grid_search(list(range(len(work))))}
-            self._fit(ray_space, instructions, lambda finished: (done + finished, len(configs)), work)
+            self._compute(self._packed(todo), instructions, len(configs))
         return list(tried)
 
-    def _compute_here(self, work: Sequence[Unit], instructions: Instructions, done: int, total: int) -> None:
+    def _compute(self, work: Sequence[Pack], instructions: Instructions, total: int) -> None:
+        """Compute packs, one in a trial; of a pack that crashes, each run that is left gets a trial of its own."""
+        done = total - sum(map(len, work))
+        space = {"pack": _ray().grid_search(list(range(len(work))))}
+        apart: list[Pack] = []
+        for trial, reason in self._fit(space, instructions, lambda finished: (done + finished, total), work):
+            runs = work[trial["pack"]]
+            if len(runs) == 1:
+                self._failures[instructions.name_of(runs[0])] = reason
+            else:
+                apart += [[config] for config in missing(runs, self._options.out, self._study.stop)]
+        if apart:
+            self._compute(apart, instructions, total)
+
+    def _compute_here(self, work: Sequence[RunConfig], instructions: Instructions, done: int, total: int) -> None:
         options = self._options
         workers = Workers(options.workers, options.address, options.resources)
         with ExitStack() as stack:
-            crew: Crew = workers
-            if isinstance(workers.number, int) and workers.number > 1:  # the same ones for all runs
-                crew = stack.enter_context(pool_of(workers, workers.number))
-            progress = one_after_the_other(work, instructions._replace(workers=crew))
+            pool = stack.enter_context(pool_of(workers))  # the same workers for all runs
+            crew: Crew = 1 if pool is None else pool
+            progress = one_after_the_other(work, instructions.with_workers(crew))
             for news in stack.enter_context(closing(progress)):
                 self._failures.update(news.failures)
                 self._watch(Status(done + news.finished, total, news.best, news.rounds))
@@ -275,25 +268,33 @@ class _Runner:
         scheduler = FairAsha(study, searcher.rounds, stops) if study.search.scheduler == "asha" else None
         total = searcher.budget * len(study.seeds)
         self._watch(Status(0, total, float("-inf")))
-        self._fit({}, self._instructions, lambda finished: (finished, total), searcher=searcher, scheduler=scheduler)
+        work: dict[str, Any] = {"searcher": searcher, "scheduler": scheduler}
+        for trial, reason in self._fit({}, self._instructions, lambda finished: (finished, total), **work):
+            point = ", ".join(f"{key} {value}" for key, value in trial["point"].items())
+            self._failures[f"{trial['case']} with {point}"] = reason
         self.computed += searcher.computed
         return searcher.proposed
 
-    def _packed(self, work: Sequence[Unit]) -> list[list[Unit]]:
+    def _packed(self, work: Sequence[RunConfig]) -> list[Pack]:
         if len(work) <= 4 * self._slots:
-            return [[unit] for unit in work]
-        estimate = Estimate()
-        return packs(work, self._slots, estimate.seconds)
+            return [[config] for config in work]
+        refused: list[UserError] = []
+        estimate = Estimate(measure_apart(self._options.resources, refused))
+        packed = packs(work, self._slots, estimate.seconds)
+        if len(refused) == estimate.kinds:  # the data are not there, say: no run can be computed
+            raise refused[0]
+        return packed
 
     def _fit(
         self,
         space: dict[str, Any],
         instructions: Instructions,
         count: Callable[[int], tuple[int, int]],
-        work: Sequence[list[Unit]] = (),
+        work: Sequence[Pack] = (),
         searcher: Any = None,
         scheduler: Any = None,
-    ) -> None:
+    ) -> list[Crash]:
+        from tune.reporter import Reporter
         from tune.trial import Trial
 
         ray_tune = _ray()
@@ -303,11 +304,12 @@ class _Runner:
             ray_tune.with_parameters(
                 Trial,
                 packs=[compact(pack) for pack in work],
-                instructions=instructions._replace(workers=wanted),
+                instructions=instructions.with_workers(wanted),
             ),
             _occupied(self._options.resources, workers),
         )
         name = f"{time.time_ns()}"
+        reporter = Reporter(self._watch, count, self._failures)
         tuner = ray_tune.Tuner(
             trainable,
             param_space=space,
@@ -322,18 +324,17 @@ class _Runner:
                 name=name,
                 storage_path=str(self._storage.resolve()),
                 failure_config=ray_tune.FailureConfig(max_failures=MAX_FAILURES),
-                callbacks=[_progress(self._watch, count, self._failures)],
+                callbacks=[reporter],
                 verbose=0,
             ),
         )
         try:
-            results = tuner.fit()
+            tuner.fit()
         finally:
             shutil.rmtree(self._storage / name, ignore_errors=True)
             with suppress(OSError):  # another phase, or another driver, may be using it
                 self._storage.rmdir()
-        for error in results.errors:
-            self._failures[f"a trial of {self._study.name}"] = str(error).strip().rpartition("\n")[2]
+        return reporter.crashes
 
 
 def _occupied(resources: Resources, workers: int) -> Any:
@@ -342,37 +343,6 @@ def _occupied(resources: Resources, workers: int) -> Any:
     if workers == 1:
         return {"cpu": cpu, "gpu": gpu}
     return _ray().PlacementGroupFactory([{}, *[{"CPU": cpu, "GPU": gpu}] * workers])
-
-
-def _progress(watch: Watch, count: Callable[[int], tuple[int, int]], failures: dict[str, str]) -> Any:
-    """Tells how far the trials are."""
-    ray_tune = _ray()
-
-    class Reporter(ray_tune.Callback):  # type: ignore[misc, name-defined]
-        def __init__(self, watch: Watch, count: Callable[[int], tuple[int, int]], failures: dict[str, str]) -> None:
-            self._watch, self._count, self._failures = watch, count, failures
-            self._finished: dict[str, int] = {}
-            self._rounds: dict[str, int] = {}
-            self._best = float("-inf")
-            self._status = Status(*count(0), self._best)
-
-        def on_step_begin(self, iteration: int, trials: Any, **info: Any) -> None:
-            self._watch(self._status)  # nothing new, but the clock goes on
-
-        def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
-            # A trial that starts again after a failure counts its finished runs again.
-            self._finished[trial.trial_id] = max(self._finished.get(trial.trial_id, 0), result["finished"])
-            self._rounds[trial.trial_id] = max(self._rounds.get(trial.trial_id, 0), result["rounds"])
-            self._best = max(self._best, result["best"])
-            self._failures.update(result["failures"])
-            finished, total = self._count(sum(self._finished.values()))
-            self._status = Status(finished, total, self._best, sum(self._rounds.values()))
-            self._watch(self._status)
-
-        def __getstate__(self) -> dict[str, Any]:
-            return {}  # Ray saves it with the experiment; a progress line cannot be saved
-
-    return Reporter(watch, count, failures)
 
 
 def _ray() -> Any:

@@ -6,11 +6,11 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import fl_lightning  # noqa: F401 - its remedies come before anything that imports torchvision
-from fl_lightning.cluster.session import enrol
-from fl_lightning.config import build
+from fl_lightning.engines.parallel.executor import Workers
+from fl_lightning.engines.parallel.pool import Pool
+from fl_lightning.engines.parallel.ray_session import enrol
+from fl_lightning.runs.config.run_config import build
 from fl_lightning.runs.identity import identity
-from fl_lightning.workers.crew import Workers
-from fl_lightning.workers.pool import Pool
 from tune.packing import Compact, expand
 from tune.work import Instructions, TrialStatus, one_after_the_other, side_by_side
 
@@ -36,10 +36,10 @@ class Trial(ray.tune.Trainable):
         """Ray starts a process here; `reset_config` gives it its next work."""
         enrol(os.getpid())
         assert instructions is not None
-        workers = instructions.workers
+        workers = instructions.options.workers
         if isinstance(workers, Workers) and isinstance(workers.number, int) and workers.number > 1:
             self._pool = Pool(workers.number, workers.resources)  # in the placement group of this trial
-            instructions = instructions._replace(workers=self._pool)
+            instructions = instructions.with_workers(self._pool)
         self._packs, self._instructions = packs, instructions
         self._start(config)
 

@@ -6,21 +6,21 @@ of the runs are the truth, not what Ray remembers.
 
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fl_lightning import experiment
-from fl_lightning.config import RunConfig
-from fl_lightning.direction import sign
+from fl_lightning.engines.parallel.executor import Crew
 from fl_lightning.errors import UserError
-from fl_lightning.experiment import Outputs, Progress
-from fl_lightning.record import Measurement
+from fl_lightning.experiment import Rounds
+from fl_lightning.metrics.early_stopping import Stop
+from fl_lightning.metrics.metric import GA, Measurement, sign
+from fl_lightning.runs.config.run_config import RunConfig
+from fl_lightning.runs.folder import latest
 from fl_lightning.runs.identity import identity
-from fl_lightning.stopping import Stop
-from fl_lightning.workers.crew import Crew
-from tune.first_round import share_first_round
+from fl_lightning.runs.open_run import RunOptions
 from tune.outcome import measured
 
 
@@ -29,23 +29,30 @@ class Instructions(NamedTuple):
 
     Attributes:
         out: Folder of all runs.
-        outputs: What stays of each run.
+        options: How each run is carried out, and what stays of it.
         tags: Of single runs, by their identity: what a run is called in tables and figures, and what it is for.
         stop: When a run need not go on.
         metric: What decides.
-        workers: Who trains the clients of a run; no number depends on it.
     """
 
     out: Path
-    outputs: Outputs
+    options: RunOptions = RunOptions()
     tags: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     stop: Stop | None = None
-    metric: str = "GA"
-    workers: Crew = 1
+    metric: str = GA
 
-    def outputs_of(self, config: RunConfig) -> Outputs:
-        """What stays of this run; its MLflow run says which case it is."""
-        return self.outputs._replace(tags={**self.outputs.tags, **self.tags.get(identity(config), {})})
+    def with_workers(self, workers: Crew) -> "Instructions":
+        """The same, with others who train the clients of a run; no number depends on it."""
+        return self._replace(options=self.options._replace(workers=workers))
+
+    def options_of(self, config: RunConfig) -> RunOptions:
+        """How this run is carried out; its MLflow run says which case it is."""
+        return self.options._replace(tags={**self.options.tags, **self.tags.get(identity(config), {})})
+
+    def name_of(self, config: RunConfig) -> str:
+        """What a run is called where it could not be computed."""
+        case = self.tags.get(identity(config), {}).get("case") or config.names["method"]
+        return f"{case} seed {config.seed} ({identity(config)})"
 
 
 class TrialStatus(NamedTuple):
@@ -66,27 +73,24 @@ class TrialStatus(NamedTuple):
     failures: Mapping[str, str] = {}
 
 
-def one_after_the_other(
-    units: Sequence[Sequence[RunConfig]], instructions: Instructions
-) -> Generator[TrialStatus, None, None]:
-    """Compute runs; those of a unit share their first round. A run that fails does not take others with it."""
+def one_after_the_other(configs: Sequence[RunConfig], instructions: Instructions) -> Generator[TrialStatus, None, None]:
+    """Compute runs; one that fails does not take others with it."""
     status, metric = TrialStatus(), instructions.metric
     way = sign(metric)
-    for unit in units:
-        for config, progress in _runs(unit, instructions):
-            diverged = False
-            try:
-                for measurement in _until(instructions.stop, progress):
-                    diverged = measurement is None
-                    if measurement is not None:
-                        value = way * measured(measurement.metrics, metric)
-                        status = status._replace(rounds=status.rounds + 1, value=_newest(value, status.value))
-                        yield status
-                best = status.best if diverged else max(status.best, status.value)
-                status = status._replace(finished=status.finished + 1, best=best)
-            except Exception as error:  # a bug of a plugin, say: it is told at the end, and tried again next time
-                status = _with_failure(status, config, error)
-            yield status
+    for config in configs:
+        diverged = False
+        try:
+            for measurement in _rounds(config, instructions):
+                diverged = measurement is None
+                if measurement is not None:
+                    value = way * measured(measurement.metrics, metric)
+                    status = status._replace(rounds=status.rounds + 1, value=_newest(value, status.value))
+                    yield status
+            best = status.best if diverged else max(status.best, status.value)
+            status = status._replace(finished=status.finished + 1, best=best)
+        except (Exception, SystemExit) as error:  # a plugin's, say: told at the end, and tried again next time
+            status = _with_failure(status, instructions.name_of(config), error)
+        yield status
 
 
 def side_by_side(configs: Sequence[RunConfig], instructions: Instructions) -> Generator[TrialStatus, None, None]:
@@ -97,7 +101,7 @@ def side_by_side(configs: Sequence[RunConfig], instructions: Instructions) -> Ge
     """
     status, metric = TrialStatus(), instructions.metric
     way = sign(metric)
-    runs = {identity(config): _until(instructions.stop, _run(config, instructions)) for config in configs}
+    runs = {identity(config): _rounds(config, instructions) for config in configs}
     latest: dict[str, float] = {}
     while runs:
         going = False
@@ -112,8 +116,8 @@ def side_by_side(configs: Sequence[RunConfig], instructions: Instructions) -> Ge
                 else:
                     del runs[identity(config)]
                     status = status._replace(finished=status.finished + 1)
-            except Exception as error:
-                yield _with_failure(status, config, error)
+            except (Exception, SystemExit) as error:
+                yield _with_failure(status, instructions.name_of(config), error)
                 return
         if going:
             status = status._replace(rounds=status.rounds + 1, value=sum(latest.values()) / len(latest))
@@ -121,40 +125,20 @@ def side_by_side(configs: Sequence[RunConfig], instructions: Instructions) -> Ge
     yield status._replace(best=status.value)
 
 
-def _runs(unit: Sequence[RunConfig], instructions: Instructions) -> Iterator[tuple[RunConfig, Progress]]:
-    left = {identity(config): config for config in unit}
-    if len(unit) > 1:
-        with suppress(Exception):  # what breaks the shared training will break, alone, the run that it belongs to
-            for config, progress in share_first_round(
-                unit, instructions.out, outputs=instructions.outputs_of, workers=instructions.workers
-            ):
-                del left[identity(config)]
-                yield config, progress
-    for config in left.values():
-        yield config, _run(config, instructions)
-
-
-def _run(config: RunConfig, instructions: Instructions) -> Progress:
-    outputs = instructions.outputs_of(config)
-    return experiment.rounds(config, instructions.out, outputs=outputs, workers=instructions.workers)
-
-
-def _until(stop: Stop | None, progress: Progress) -> Iterator[Measurement | None]:
+def _rounds(config: RunConfig, instructions: Instructions) -> Iterator[Measurement | None]:
     """The rounds of a run, until the study has seen enough of it; at the end None if it diverged."""
-    seen: list[float] = []
-    while True:
-        try:
-            _, measurement = next(progress)
-        except StopIteration as end:
-            if end.value.status == "diverged":
-                yield None
-            return
-        yield measurement
-        if stop is not None:
-            seen.append(measured(measurement.metrics, stop.metric))
-            if stop.reached(seen):
-                progress.close()
-                return
+    progress: Rounds = experiment.rounds(config, instructions.out, instructions.options_of(config))
+    stop, seen = instructions.stop, []
+    with closing(progress):
+        for _, measurement in progress:
+            yield measurement
+            if stop is not None:
+                seen.append(measured(measurement.metrics, stop.metric))
+                if stop.reached(seen):
+                    return
+    result = latest(config, instructions.out)
+    if result is not None and result.status == "diverged":
+        yield None
 
 
 def _newest(value: float, before: float) -> float:
@@ -162,8 +146,6 @@ def _newest(value: float, before: float) -> float:
     return before if math.isnan(value) else value
 
 
-def _with_failure(status: TrialStatus, config: RunConfig, error: Exception) -> TrialStatus:
-    flat: dict[str, Any] = config.flat()
-    name = f"{flat['method']} seed {flat['seed']} ({identity(config)})"
+def _with_failure(status: TrialStatus, name: str, error: BaseException) -> TrialStatus:
     reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return status._replace(finished=status.finished + 1, failures={**status.failures, name: reason})

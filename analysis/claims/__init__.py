@@ -4,8 +4,9 @@
     for checked in claims.check(parts("runs")):
         print(claims.markdown(checked))
 
-A claim is checked where the store has its study. It has several parts, each a comparison of means over seeds that is
-true, false, or cannot be told. `python -m analysis.claims` writes down all rules, as they are in docs/claims.md.
+A claim is checked where the store has its study. It has several parts, each a comparison over paired seeds: yes, tends
+to, no, or cannot be told. Its verdict is that of the weakest. `python -m analysis.claims` writes down all rules and how
+often each of them errs, as they are in docs/claims.md.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,22 +14,22 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 
 from analysis.claims.catalogue import CLAIMS
-from analysis.claims.claim import CannotTell, Checked, Claim, Finding, Mean, Statement
+from analysis.claims.claim import CannotTell, Checked, Claim, Finding, Outcomes, Statement
 from analysis.claims.writing import VERDICTS, markdown, origin, overview, rules
-from analysis.parts import Part
+from analysis.runs import Study
 from fl_lightning.errors import UserError
 
 
-def check(parts: Iterable[Part]) -> Iterator[Checked]:
+def check(parts: Iterable[Study]) -> Iterator[Checked]:
     """Every claim whose study has runs; at several scales of a study, at each of them."""
-    known = [part for part in parts if part.study and len(part.runs)]
+    known = [part for part in parts if part.name and len(part.runs)]
     for claim in CLAIMS:
         for part in known:
-            if part.study == claim.study:
+            if part.name == claim.study:
                 yield Checked(claim, part, _finding(claim, part))
 
 
-def _finding(claim: Claim, part: Part) -> Finding:
+def _finding(claim: Claim, part: Study) -> Finding:
     if not part.runs["ended"].any():
         return Finding(pd.DataFrame(), [], "no run has ended")
     try:
@@ -46,7 +47,7 @@ __all__ = [
     "Checked",
     "Claim",
     "Finding",
-    "Mean",
+    "Outcomes",
     "Statement",
     "check",
     "markdown",

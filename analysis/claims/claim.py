@@ -1,14 +1,23 @@
 """A claim, how it is checked, and what came out."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from analysis.parts import Part
+from analysis.runs import Study
+from analysis.statistics import Interval, lead
 
-Verdict = Literal["confirmed", "partly confirmed", "not confirmed", "cannot be told"]
+# What becomes of a part, from the weakest to the strongest, and of the claim whose weakest part it is.
+Answer = Literal["no", "cannot be told", "tends to", "yes"]
+VERDICT_OF: dict[Answer, str] = {
+    "no": "not confirmed",
+    "cannot be told": "cannot be told",
+    "tends to": "tends to",
+    "yes": "confirmed",
+}
 # What counts as the same GA, in points.
 SAME = 1.0
 # The paper speaks of curves that vary "after a few rounds".
@@ -30,31 +39,50 @@ def written(value: float, spec: str) -> str:
     return "–" if math.isnan(value) else format(value, spec)
 
 
-class Mean(NamedTuple):
-    """A mean over the seeds of a case that ended.
+class Outcomes(NamedTuple):
+    """What came out for every seed of a case.
 
     Attributes:
-        value: NaN if none has.
-        ended: Seeds.
-        diverged: Seeds that are not in the mean because they diverged.
+        by_seed: NaN where the seed diverged.
     """
 
-    value: float = math.nan
-    ended: int = 0
-    diverged: int = 0
+    by_seed: Mapping[int, float] = {}
+
+    @property
+    def good(self) -> list[float]:
+        """Of the seeds that did not diverge."""
+        return [value for value in self.by_seed.values() if not math.isnan(value)]
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds that did not diverge; NaN if there is none."""
+        return fmean(self.good) if self.good else math.nan
 
     @property
     def seeds(self) -> int:
         """How many seeds have an outcome, a good one or a bad one."""
-        return self.ended + self.diverged
+        return len(self.by_seed)
+
+    @property
+    def diverged(self) -> int:
+        """How many seeds diverged."""
+        return self.seeds - len(self.good)
+
+    def on(self, seeds: Iterable[int]) -> "Outcomes":
+        """These seeds alone."""
+        return Outcomes({seed: self.by_seed[seed] for seed in sorted(seeds)})
+
+    def minus(self, amount: float) -> "Outcomes":
+        """The same, lowered."""
+        return Outcomes({seed: value - amount for seed, value in self.by_seed.items()})
 
     def __format__(self, spec: str) -> str:
-        """The number, and what it leaves out.
+        """The mean, and what it leaves out.
 
-        >>> f"{Mean(81.23, 2, 1):.1f} %, {Mean():.1f} %"
+        >>> f"{Outcomes({1: 80.23, 2: 82.23, 3: math.nan}):.1f} %, {Outcomes():.1f} %"
         '81.2 (1 of 3 seeds diverged) %, – %'
         """
-        number = written(self.value, spec)
+        number = written(self.mean, spec)
         return f"{number} ({self.diverged} of {self.seeds} seeds diverged)" if self.diverged else number
 
 
@@ -63,70 +91,87 @@ class Statement(NamedTuple):
 
     Attributes:
         text: In words, with its numbers.
-        true: Whether it holds; None if that cannot be told.
-        seeds: The fewest seeds that any of its numbers is a mean of.
+        answer: What the runs say.
+        seeds: How many seeds it rests on.
+        margin: By how much it holds, on average over seeds.
     """
 
     text: str
-    true: bool | None
+    answer: Answer
     seeds: int
-
-    @property
-    def answer(self) -> str:
-        """Yes, no, or neither."""
-        return {True: "yes", False: "no", None: "cannot be told"}[self.true]
+    margin: float = math.inf
 
 
 def unknown(text: str, why: str, seeds: int = 0) -> Statement:
     """A part that cannot be told."""
-    return Statement(f"{text}: {why}", None, seeds)
+    return Statement(f"{text}: {why}", "cannot be told", seeds)
 
 
-def compared(text: str, one: Mean, other: Mean, test: Callable[[float, float], bool]) -> Statement:
-    """A comparison of two means over seeds.
+def judged(text: str, found: Interval, seeds: int, low: float = 0.0, high: float = math.inf) -> Statement:
+    """Yes if the whole interval lies between two bounds, "tends to" if the mean alone does, or no.
+
+    Args:
+        text: In words, with its numbers.
+        found: Mean and interval.
+        seeds: How many it rests on.
+        low: The lower bound.
+        high: The upper bound.
+    """
+    answer: Answer = "yes" if low < found.low and found.high < high else "tends to" if low < found.mean < high else "no"
+    return Statement(text, answer, seeds, min(found.mean - low, high - found.mean))
+
+
+def compared(text: str, one: Outcomes, other: Outcomes | float, less: bool = False) -> Statement:
+    """Whether a case is above its rival, or below it, by the differences over the seeds that both have.
 
     A mean without the seeds that diverged would be too good. So a case of which a seed diverged stands behind one of
-    which none has; if it is so with both, nothing can be told.
+    which none has, and chance may be the reason; if it is so with both, nothing can be told.
 
     Args:
-        text: In words, with both numbers.
+        text: In words.
         one: Of the case that the claim speaks for.
-        other: Of its rival.
-        test: What must be true of the two values.
+        other: Of its rival; or a number that is to be passed.
+        less: Whether small is good.
     """
-    seeds = min(one.seeds, other.seeds)
-    if not seeds:
+    return _paired(text, one, other, *((-math.inf, 0.0) if less else (0.0, math.inf)))
+
+
+def alike(text: str, one: Outcomes, other: Outcomes) -> Statement:
+    """Whether two cases are the same: the interval of their difference lies within `SAME` points of zero."""
+    return _paired(text, one, other, -SAME, SAME)
+
+
+def _paired(text: str, one: Outcomes, other: Outcomes | float, low: float, high: float) -> Statement:
+    rival = other if isinstance(other, Outcomes) else Outcomes(dict.fromkeys(one.by_seed, other))
+    common = one.by_seed.keys() & rival.by_seed.keys()
+    one, rival = one.on(common), rival.on(common)
+    if not common:
         return unknown(text, "there is no number for one of them")
-    if one.seeds != other.seeds:
-        return unknown(text, f"{one.seeds} seeds against {other.seeds}", seeds)
-    if one.diverged and other.diverged:
-        return unknown(text, "both diverged", seeds)
-    if one.diverged or other.diverged:
-        return Statement(text, not one.diverged, seeds)
-    return Statement(text, bool(test(one.value, other.value)), seeds)
+    if one.diverged and rival.diverged:
+        return unknown(text, "both diverged", len(common))
+    if one.diverged or rival.diverged:
+        behind = one.diverged or math.isfinite(low) == math.isfinite(high)
+        words = f"{text}; {one.diverged or rival.diverged} of {len(common)} seeds diverged"
+        return Statement(words, "no" if behind else "tends to", len(common))
+    found = lead([one.by_seed[seed] - rival.by_seed[seed] for seed in one.by_seed])
+    return judged(f"{text}; {difference_words(found)}", found, len(common), low, high)
 
 
-def joined(text: str, parts: Sequence[Statement]) -> Statement:
-    """A part that is true if all of some comparisons are; one that cannot be told leaves it open."""
-    open_ones = [one for one in parts if one.true is None]
-    if open_ones or not parts:
-        return unknown(text, open_ones[0].text.removeprefix(": ") if open_ones else "there is nothing to compare")
-    return Statement(text, all(one.true for one in parts), min(one.seeds for one in parts))
+def difference_words(found: Interval) -> str:
+    """A mean difference, its interval, and the smallest one that so many seeds can show.
 
-
-def alike(text: str, pairs: Sequence[tuple[Mean, Mean]]) -> Statement:
-    """Whether two cases are the same at several places: less than `SAME` points apart, on average of all places.
-
-    Args:
-        text: In words, with "{gap}" where the average distance belongs.
-        pairs: Both means at every place.
+    >>> difference_words(lead([1.0, 2.0, 3.0])), difference_words(lead([1.0]))
+    ('+2, paired t -0.484 to +4.48 (n = 3, shows 2.48 or more)', '+1 (n = 1, no interval)')
     """
-    gap = sum(abs(one.value - other.value) for one, other in pairs) / max(len(pairs), 1)
-    found = joined(
-        text.format(gap=f"{written(gap, '.1f')} points"), [compared("", *pair, lambda *_: gap < SAME) for pair in pairs]
-    )
-    lost = any(side.diverged for pair in pairs for side in pair)
-    return found._replace(true=False) if lost and found.true is not None else found
+    if found.remark:
+        return f"{found.mean:+.3g} (n = {found.n}, no interval)"
+    ends = f"{found.low:+.3g} to {found.high:+.3g}"
+    return f"{found.mean:+.3g}, paired t {ends} (n = {found.n}, shows {found.high - found.mean:.3g} or more)"
+
+
+def weakest(parts: Sequence[Statement]) -> Statement:
+    """Of several parts that must all hold, the one that holds least."""
+    return min(parts, key=lambda one: (list(VERDICT_OF).index(one.answer), one.margin))
 
 
 class Finding(NamedTuple):
@@ -146,18 +191,13 @@ class Finding(NamedTuple):
 
     @property
     def told(self) -> list[Statement]:
-        """The parts that are true or false."""
-        return [one for one in self.held if one.true is not None]
+        """The parts that can be told."""
+        return [one for one in self.held if one.answer != "cannot be told"]
 
     @property
-    def verdict(self) -> Verdict:
-        """Confirmed if all parts hold; a part that cannot be told confirms nothing."""
-        true = sum(bool(one.true) for one in self.told)
-        if not self.told:
-            return "cannot be told"
-        if true == len(self.held):
-            return "confirmed"
-        return "partly confirmed" if true else "not confirmed"
+    def verdict(self) -> str:
+        """That of the weakest part: a claim is all of its parts, so each of them can only take away."""
+        return VERDICT_OF[weakest(self.held).answer if self.held else "cannot be told"]
 
     @property
     def seeds(self) -> int:
@@ -168,7 +208,7 @@ class Finding(NamedTuple):
         """The same, but a part with fewer seeds cannot be told."""
         held = [
             unknown(one.text, f"{one.seeds} of the {seeds} seeds that the rule needs", one.seeds)
-            if one.true is not None and one.seeds < seeds
+            if one.answer != "cannot be told" and one.seeds < seeds
             else one
             for one in self.held
         ]
@@ -185,7 +225,7 @@ class Claim(NamedTuple):
         study: The study that tests it.
         figure: Key of the report's figure that shows it.
         check: From the study's runs to the finding; `CannotTell` if they lack what the rule needs.
-        rule: When each part of it is true.
+        rule: When each part of it holds.
         changed: How the rule was changed after a result had been seen, and what it had said before.
         seeds: How many seeds every part needs. Where the seed draws the partition, one seed is one problem, and one
             problem shows nothing about methods.
@@ -196,7 +236,7 @@ class Claim(NamedTuple):
     paper: str
     study: str
     figure: str
-    check: Callable[[Part], Finding]
+    check: Callable[[Study], Finding]
     rule: str
     changed: str = ""
     seeds: int = 2
@@ -206,7 +246,7 @@ class Checked(NamedTuple):
     """A claim and what became of it."""
 
     claim: Claim
-    part: Part
+    part: Study
     finding: Finding
 
     @property

@@ -1,187 +1,230 @@
 """What the paper says about FOLA and its rivals on MNIST and CIFAR-10."""
 
 import math
-import operator
 from collections.abc import Mapping
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
-from analysis import contests, tables
-from analysis.claims.claim import Finding, Mean, Statement, alike, compared, joined, need, unknown, written
-from analysis.claims.means import best_means, need_cases, need_only, on_common_seeds, where_words
-from analysis.parts import Part
-from analysis.statistics import mean_interval
+from analysis import columns, comparisons, tables
+from analysis.claims.claim import (
+    A_FEW,
+    Finding,
+    Outcomes,
+    Statement,
+    alike,
+    compared,
+    judged,
+    need,
+    unknown,
+    weakest,
+)
+from analysis.claims.means import (
+    best_outcomes,
+    falls,
+    in_percent,
+    less_seeds,
+    need_cases,
+    need_only,
+    over_seeds,
+    where_words,
+)
+from analysis.runs import Study
+from analysis.statistics import Interval, mean_interval
+from fl_lightning.metrics.metric import GA, LA
 
 ENVIRONMENT = ["data.alpha", "data.clients"]
 # Dirichlet(1) makes all mixtures of classes equally likely; below it clients lack classes.
 LARGE_ALPHA = 1.0
 # A direction is there if so many steps follow it.
 MOSTLY = 0.8
+OFFLINE = "offline"
 
 
-def first_round(part: Part) -> Finding:
+def first_round(part: Study) -> Finding:
     """Best of grid in round 1: FOLA against FedAvg for every alpha and N."""
     need_cases(part.runs, "FOLA", "FedAvg")
-    need_only(part.runs, ENVIRONMENT)
+    need_only(part, ENVIRONMENT)
     alphas = sorted(part.runs["data.alpha"].dropna().unique())
     need(
         len(alphas) and alphas[0] < LARGE_ALPHA <= alphas[-1],
         f"the rule needs a small and a large α, below {LARGE_ALPHA:g} and not below; there is only "
-        f"α = {', '.join(map(contests.shown, alphas)) or '-'}",
+        f"α = {', '.join(map(comparisons.shown, alphas)) or '-'}",
     )
-    means = best_means(contests.best_of_grid(part.runs, keys=ENVIRONMENT), ENVIRONMENT)
-    pairs: dict[float, list[tuple[Mean, Mean]]] = {}
-    rows = []
-    for alpha, clients in sorted({place for place, _ in means}):
-        fola, fedavg = (means.get(((alpha, clients), case), Mean()) for case in ("FOLA", "FedAvg"))
-        pairs.setdefault(alpha, []).append((fola, fedavg))
-        row = {"α": alpha, "N": clients, "FedAvg GA (%)": fedavg.value, "FOLA GA (%)": fola.value}
-        rows.append({**row, "difference (points)": fola.value - fedavg.value, "n": min(fola.ended, fedavg.ended)})
-    small = [compared("", fola, fedavg, operator.gt) for fola, fedavg in pairs[alphas[0]]]
-    ahead = sum(bool(one.true) for one in small)
-    text = f"at α = {alphas[0]:g} FOLA is ahead for {ahead} of {len(small)} numbers of clients"
-    return Finding(
-        pd.DataFrame(rows),
-        [
-            joined(text, small),
-            alike(f"at α = {alphas[-1]:g} the two are alike: {{gap}} apart on average", pairs[alphas[-1]]),
-        ],
-    )
-
-
-def environment(part: Part) -> Finding:
-    """Best of grid in round 1: GA rises with alpha and falls with N."""
-    need_only(part.runs, ENVIRONMENT)
-    best = contests.best_of_grid(part.runs, keys=ENVIRONMENT)
-    best = best.loc[best["n"].gt(0) & best["diverged_seeds"].eq(0)]
-    need(len(best), "under no condition has a setting ended with all its seeds")
-    grid = 100 * best.pivot_table(index=["case", "data.clients"], columns="data.alpha", values="mean")
-    by_alpha = [b > a for row in grid.to_numpy() for a, b in pairwise(row) if a == a and b == b]
-    over_clients = [grid.loc[case].to_numpy().T for case in grid.index.get_level_values("case").unique()]
-    by_clients = [b < a for rows in over_clients for row in rows for a, b in pairwise(row) if a == a and b == b]
-    seeds = int(best["n"].min())
-    shown = grid.rename(columns=lambda alpha: f"GA (%), α = {alpha:g}").reset_index()
-    return Finding(
-        shown.rename(columns={"data.clients": "N"}),
-        [
-            Statement(f"{what} in {sum(steps)} of {len(steps)} steps", sum(steps) >= MOSTLY * len(steps), seeds)
-            if steps
-            else unknown(what, f"there is one {symbol} only", seeds)
-            for what, symbol, steps in (("GA rises with α", "α", by_alpha), ("GA falls as N grows", "N", by_clients))
-        ],
-    )
-
-
-def convergence(part: Part) -> Finding:
-    """FOLA reaches thresholds before FedAvg, and ends higher than all others."""
-    need_cases(part.runs, "FOLA", "FedAvg")
-    need(part.lasts, "one round shows no convergence")
-    runs = contests.final_stage(part.runs)  # shorter runs, by which settings were chosen, show nothing else
-    table = tables.accuracy_and_rounds(runs, part.rounds, part.thresholds)
-    keys = contests.conditions(runs)
-    with_outcomes = table.assign(outcomes=list(contests.best_of_grid(runs)["outcomes"]))  # the same rows
-    others = set(runs.loc[runs["method"].ne("fola"), "case"])
-    held: list[Statement] = []
-    for condition in contests.groups(with_outcomes, list(map(contests.symbol, keys))):
-        rows = {str(row["case"]): row for _, row in condition.iterrows()}
-        place = where_words({key: condition[contests.symbol(key)].iloc[0] for key in keys})
-        ends = {case: Mean(row["GA (%)"], row["n"], row["diverged seeds"]) for case, row in rows.items()}
-        fola, fedavg = (ends.get(case, Mean()) for case in ("FOLA", "FedAvg"))
-        for level in (f"{threshold:.0%}" for threshold in part.thresholds):
-            arrivals = [_arrival(rows.get(case), level) for case in ("FOLA", "FedAvg")]
-            if any(arrivals):
-                sooner = _order(rows.get("FOLA"), level) > _order(rows.get("FedAvg"), level)
-                words = [words or "never" for words in arrivals]
-                text = f"{place}{level} GA by FOLA {words[0]}, by FedAvg {words[1]}"
-                held.append(compared(text, fola, fedavg, lambda *_, sooner=sooner: sooner))
-        own = rows["FOLA"]["outcomes"] if "FOLA" in rows else {}
-        pairs = {case: on_common_seeds(own, rows[case]["outcomes"]) for case in rows if case in others}
-        rivals = {case: pair for case, pair in pairs.items() if pair[1].seeds}
-        held.append(_against_the_best(place, rivals, fola.seeds))
-    return Finding(table, held)
-
-
-def _against_the_best(place: str, rivals: Mapping[str, tuple[Mean, Mean]], seeds: int) -> Statement:
-    """FOLA's final GA against that of the rival that is hardest to beat.
-
-    Args:
-        place: Where, in words.
-        rivals: FOLA and each rival on the seeds that both have.
-        seeds: Of FOLA.
-    """
-    if not rivals:
-        return unknown(f"{place}final GA", "no other method has ended on the same seeds")
-    found = []
-    for rival, (fola, other) in rivals.items():
-        lead = fola.value - other.value
-        few = f" on {fola.seeds} common {'seeds' if fola.seeds > 1 else 'seed'}" if fola.seeds < seeds else ""
-        text = f"{place}final GA {written(lead, '+.1f')} points against the best other method ({rival}){few}"
-        found.append((compared(text, fola, other, operator.gt), math.inf if math.isnan(lead) else lead))
-    enough = [one for one in found if one[0].seeds > 1] or found  # one seed tells nothing where others have more
-    return min(enough, key=lambda one: ((False, None, True).index(one[0].true), one[1]))[0]
-
-
-def every_alpha(part: Part) -> Finding:
-    """FOLA against the best other method for every alpha, at the best of equally many settings."""
-    keys = ["data.alpha"]
-    need_cases(part.runs, "FOLA")
-    need_only(part.runs, [*keys, "federation.rounds"])
-    rounds = part.runs["federation.rounds"]
-    first_stage = part.runs.loc[rounds.eq(rounds.groupby(part.runs["data.alpha"]).transform("min"))]
-    tried = contests.best_of_grid(first_stage, keys=keys)
-    # What a case owes to having tried more settings than others, where all of them were run.
-    luck = {(row["data.alpha"], row["case"]): 100 * (row["mean"] - row["expected"]) for _, row in tried.iterrows()}
-    means = best_means(contests.best_of_grid(contests.final_stage(part.runs), keys=keys), keys)
+    best = best_outcomes(comparisons.best_of_grid(part, keys=ENVIRONMENT), ENVIRONMENT)
     rows, held = [], []
-    for alpha in sorted({place[0] for place, _ in means}):
-        even = {}
-        for case in dict.fromkeys(part.runs["case"]):
-            final = means.get(((alpha,), case), Mean())
-            even[case] = final._replace(value=final.value - luck.get((alpha, case), 0.0))
-            row = {"α": alpha, "case": case, "GA (%)": final.value, "at equal budgets (%)": even[case].value}
-            rows.append({**row, "settings tried": _tried(tried, alpha, case), "n": final.ended})
-        others = {case: mean for case, mean in even.items() if case != "FOLA" and mean.ended}
-        if not others:
-            held.append(unknown(f"α = {alpha:g}", "no other method has ended"))
-            continue
-        best = max(others, key=lambda case: (not others[case].diverged, others[case].value))
-        difference = written(even["FOLA"].value - others[best].value, "+.1f")
-        text = f"α = {alpha:g}: {difference} points over {best} at equal budgets"
-        held.append(compared(text, even["FOLA"], others[best], operator.gt))
+    for alpha, clients in sorted({place for place, _ in best}):
+        fola, fedavg = (best.get(((alpha, clients), case), Outcomes()) for case in ("FOLA", "FedAvg"))
+        row = {"α": alpha, "N": clients, "FedAvg GA (%)": fedavg.mean, "FOLA GA (%)": fola.mean}
+        n = min(len(fola.good), len(fedavg.good))
+        rows.append({**row, "difference (points)": fola.mean - fedavg.mean, "n": n})
+        if alpha == alphas[0]:
+            held.append(compared(f"α = {alpha:g}, N = {clients:g}: FOLA is ahead", fola, fedavg))
+        if alpha == alphas[-1]:
+            held.append(alike(f"α = {alpha:g}, N = {clients:g}: the two are alike", fola, fedavg))
     return Finding(pd.DataFrame(rows), held)
 
 
-def ga_and_la(part: Part) -> Finding:
+def environment(part: Study) -> Finding:
+    """Best of grid in round 1: GA rises with alpha and falls with N."""
+    need_only(part, ENVIRONMENT)
+    best = comparisons.best_of_grid(part, keys=ENVIRONMENT)
+    best = best.loc[best["n"].gt(0) & best["diverged_seeds"].eq(0)]
+    need(len(best), "under no condition has a setting ended with all its seeds")
+    seeds = set.intersection(*(set(outcomes) for outcomes in best["outcomes"]))
+    of_means, of_seeds = (
+        _steps(best, best["mean"]),
+        {seed: _steps(best, _of_seed(best, seed)) for seed in sorted(seeds)},
+    )
+    held = []
+    for place, (what, symbol) in enumerate((("GA rises with α", "α"), ("GA falls as N grows", "N"))):
+        steps = of_means[place]
+        if not steps:
+            held.append(unknown(what, f"there is one {symbol} only"))
+            continue
+        right = sum(step > 0 for step in steps)
+        mine = Outcomes({seed: fmean(found[place]) for seed, found in of_seeds.items()})
+        part_held = compared(f"{what} in {right} of {len(steps)} steps, by points a step", mine, 0.0)
+        held.append(part_held if right >= MOSTLY * len(steps) else part_held._replace(answer="no"))
+    grid = 100 * best.pivot_table(index=["case", "data.clients"], columns="data.alpha", values="mean")
+    shown = grid.rename(columns=lambda alpha: f"GA (%), α = {alpha:g}").reset_index()
+    return Finding(shown.rename(columns={"data.clients": "N"}), held)
+
+
+def _of_seed(best: pd.DataFrame, seed: int) -> "pd.Series[float]":
+    return pd.Series([outcomes[seed] for outcomes in best["outcomes"]], best.index)
+
+
+def _steps(best: pd.DataFrame, values: "pd.Series[float]") -> tuple[list[float], list[float]]:
+    """How far GA rises in each step to the next larger alpha, and falls in each to the next larger N, in points."""
+    table = best.assign(GA=100 * values).pivot_table(index=["case", "data.clients"], columns="data.alpha", values=GA)
+    by_alpha = [b - a for row in table.to_numpy() for a, b in pairwise(row) if a == a and b == b]
+    over_clients = [mine.to_numpy().T for _, mine in table.groupby(level="case")]
+    by_clients = [a - b for rows in over_clients for row in rows for a, b in pairwise(row) if a == a and b == b]
+    return by_alpha, by_clients
+
+
+def convergence(part: Study) -> Finding:
+    """FOLA reaches thresholds before FedAvg, and ends higher than all others."""
+    need_cases(part.runs, "FOLA", "FedAvg")
+    need(part.lasts, "one round shows no convergence")
+    last = comparisons.final_stage(part)  # shorter runs, by which settings were chosen, show nothing else
+    table = tables.accuracy_and_rounds(last)
+    keys = comparisons.conditions(last)
+    best = comparisons.best_of_grid(last)
+    others = set(last.runs.loc[~last.runs["method"].isin(columns.FOLA), "case"])
+    held: list[Statement] = []
+    for condition in comparisons.groups(best, keys):
+        rows = {str(row["case"]): row for _, row in condition.iterrows()}
+        place = where_words({key: condition[key].iloc[0] for key in keys})
+        for threshold in part.thresholds:
+            arrivals = {case: _arrivals(rows.get(case), part.rounds, threshold) for case in ("FOLA", "FedAvg")}
+            reached = {
+                case: sum(math.isfinite(number) for number in found.values()) for case, found in arrivals.items()
+            }
+            if any(reached.values()):
+                words = [f"{case} (reached by {reached[case]} of {len(arrivals[case])} seeds)" for case in arrivals]
+                text = f"{place}{threshold:.0%} GA sooner by {' than by '.join(words)}"
+                fola, fedavg = (_censored(arrivals[case], part.rounds) for case in arrivals)
+                held.append(compared(text, fola, fedavg, less=True))
+        ends = {case: in_percent(row["outcomes"]) for case, row in rows.items()}
+        rivals = {case: found for case, found in ends.items() if case in others}
+        held.append(against_the_best(f"{place}final GA", ends.get("FOLA", Outcomes()), rivals))
+    return Finding(table, held)
+
+
+def _arrivals(row: "pd.Series[Any] | None", rounds: pd.DataFrame, threshold: float) -> dict[int, float]:
+    """By seed, the first round with so much GA; infinite if there is none, NaN if the seed diverged."""
+    if row is None:
+        return {}
+    mine = rounds.loc[rounds["run_id"].isin(row["run_ids"])]
+    first = mine["round"].where(mine[GA].ge(threshold), math.inf).groupby(mine["seed"]).min()
+    return {
+        seed: math.nan if value != value else float(first.get(seed, math.inf))
+        for seed, value in row["outcomes"].items()
+    }
+
+
+def _censored(arrivals: Mapping[int, float], rounds: pd.DataFrame) -> Outcomes:
+    """Never counts as the round after the last."""
+    after = float(rounds["round"].max()) + 1
+    return Outcomes({seed: after if math.isinf(number) else number for seed, number in arrivals.items()})
+
+
+def against_the_best(text: str, one: Outcomes, rivals: Mapping[str, Outcomes]) -> Statement:
+    """A case against the rival that is hardest to beat, each on the seeds that both have.
+
+    Args:
+        text: What is compared, and where.
+        one: Of the case that the claim speaks for.
+        rivals: Of every other one.
+    """
+    found = [
+        compared(f"{text}, above every other, least surely {rival}", one, other)
+        for rival, other in rivals.items()
+        if one.by_seed.keys() & other.by_seed.keys()
+    ]
+    if not found:
+        return unknown(text, "no other method has ended on the same seeds")
+    return weakest([one for one in found if one.seeds > 1] or found)  # one seed tells nothing where others have more
+
+
+def every_alpha(part: Study) -> Finding:
+    """FOLA against the best other method for every alpha, at the best of equally many settings."""
+    keys = ["data.alpha"]
+    need_cases(part.runs, "FOLA")
+    need_only(part, [*keys, "federation.rounds"])
+    rounds = part.runs["federation.rounds"]
+    first_stage = part.runs.loc[rounds.eq(rounds.groupby(part.runs["data.alpha"]).transform("min"))]
+    tried = comparisons.best_of_grid(part.of(first_stage), keys=keys).set_index(["data.alpha", "case"])
+    best = best_outcomes(comparisons.best_of_grid(comparisons.final_stage(part), keys=keys), keys)
+    rows, held = [], []
+    for alpha in sorted({place[0] for place, _ in best}):
+        even = {}
+        for case in dict.fromkeys(part.runs["case"]):
+            final = best.get(((alpha,), case), Outcomes())
+            # What a case owes to having tried more settings than others, where all of them were run.
+            luck = 100 * tried["luck"].get((alpha, case), 0.0)
+            even[case] = final.minus(luck)
+            row = {"α": alpha, "case": case, "GA (%)": final.mean, "at equal budgets (%)": even[case].mean}
+            rows.append({**row, "settings tried": tried["tried"].get((alpha, case), 0), "n": len(final.good)})
+        fola = even.pop("FOLA")
+        held.append(against_the_best(f"α = {alpha:g}: GA at equal budgets", fola, even))
+    return Finding(pd.DataFrame(rows), held)
+
+
+def ga_and_la(part: Study) -> Finding:
     """LA and GA over all settings under equal conditions."""
-    table = tables.correlations(part.runs)
+    table = tables.correlations(part.of(less_seeds(part.runs, ("GA", "LA"), comparisons.conditions(part))))
     need(len(table), "no run has ended")
-    table = table.loc[table["with"].eq("LA")]
+    table = table.loc[table["with"].eq(LA)]
     single = part.runs.loc[part.runs["ended"], "case"].nunique() == 1
-    keys = [symbol for key in contests.conditions(part.runs) if (symbol := contests.symbol(key)) in table]
+    keys = [symbol for key in comparisons.conditions(part) if (symbol := comparisons.symbol(key)) in table]
     held = []
     seeds = part.runs.loc[part.runs["ended"], "seed"].nunique()
     for _, row in table.loc[table["case"].eq("all") | single].iterrows():
-        place = "".join(f"{key} = {contests.shown(row[key])}: " for key in keys)
+        place = "".join(f"{key} = {comparisons.shown(row[key])}: " for key in keys)
         low, high, rho = row["Spearman ρ low"], row["Spearman ρ high"], row["Spearman ρ"]
         text = f"{place}Spearman's ρ over {row['n']} runs of {row['settings']} settings is positive"
         if low == low:
-            held.append(Statement(f"{text}: {rho:.2f}, interval {low:.2f} to {high:.2f}", rho > 0 and low > 0, seeds))
+            words = f"{text}: {rho:.2f}, interval over settings {low:.2f} to {high:.2f}"
+            held.append(judged(words, Interval(rho, low, high, row["n"]), seeds))
         else:
             held.append(unknown(text, row["remark"], seeds))
     return Finding(table.drop(columns=["remark"]), held)
 
 
-def prior_and_product(part: Part) -> Finding:
+def prior_and_product(part: Study) -> Finding:
     """Product and prior together against either alone; the strength is chosen on other seeds than it is judged on."""
     runs = part.runs.loc[part.runs["ended"] | part.runs["status"].eq("diverged")]
     need_cases(runs, "product", "average")
-    need_only(runs, ["method.strength"])
+    need_only(part.of(runs), ["method.strength"])
     rows = []
     for (case, strength), mine in runs.groupby(["case", "method.strength"], sort=False):
         line: dict[str, Any] = {"aggregation": case, "λ": strength, "n": int(mine["ended"].sum())}
-        for metric in ("GA", "LA"):
+        for metric in (GA, LA):
             line |= tables.columns(f"{metric} (%)", mean_interval(100 * mine.loc[mine["ended"], metric].to_numpy()))
         rows.append({**line, "diverged seeds": int(mine["status"].eq("diverged").sum())})
     with_prior, without = runs.loc[runs["method.strength"] > 0], runs.loc[runs["method.strength"].eq(0)]
@@ -191,48 +234,66 @@ def prior_and_product(part: Part) -> Finding:
     return Finding(
         pd.DataFrame(rows),
         [
-            compared(f"{text}, product alone {product:.1f} %", both, product, operator.gt),
-            compared(f"{text}, prior alone {prior:.1f} %", both, prior, operator.gt),
+            compared(f"{text}, product alone {product:.1f} %", both, product),
+            compared(f"{text}, prior alone {prior:.1f} %", both, prior),
         ],
     )
 
 
-def _tuned_elsewhere(runs: pd.DataFrame) -> Mean:
+def _tuned_elsewhere(runs: pd.DataFrame) -> Outcomes:
     """GA of a case in percent, for every seed at the strength that is best for the other seeds.
 
     So the best of several strengths is not flattered by having been chosen on what it is judged by, and can be compared
     with a case that has nothing to choose. A strength that diverged for some seed, or lacks one, is not chosen.
     """
-    table = 100 * runs.pivot_table(index="seed", columns="method.strength", values="GA", dropna=False)
+    table = 100 * runs.pivot_table(index="seed", columns="method.strength", values=GA, dropna=False)
     died = runs.loc[~runs["ended"]]
     whole = table.drop(columns=[name for name in table if name in set(died["method.strength"])]).dropna(axis=1)
     if whole.empty:  # the strength with the most seeds stands for the case
         counts = runs.groupby("method.strength")["ended"].sum()
         mine = runs.loc[runs["method.strength"].eq(float(counts.index[int(counts.argmax())]))] if len(counts) else runs
-        ended = mine.loc[mine["ended"]]
-        return Mean(100 * ended["GA"].mean(), len(ended), len(mine) - len(ended))
+        return in_percent(dict(zip(mine["seed"], mine[GA].where(mine["ended"]), strict=True)))
     if whole.shape[1] == 1:
-        return Mean(float(whole.iloc[:, 0].mean()), len(whole))
+        return Outcomes(dict(zip(whole.index, whole.iloc[:, 0], strict=True)))
     need(len(whole) > 1, "with one seed, a strength cannot be chosen on other seeds than it is judged on")
-    judged = [whole.loc[seed, whole.drop(index=seed).mean().idxmax()] for seed in whole.index]
-    return Mean(float(sum(judged) / len(judged)), len(judged))
+    return Outcomes({seed: whole.loc[seed, whole.drop(index=seed).mean().idxmax()] for seed in whole.index})
 
 
-def _tried(tried: pd.DataFrame, alpha: float, case: str) -> int:
-    return int(tried.loc[tried["data.alpha"].eq(alpha) & tried["case"].eq(case), "tried"].sum())
+def steadiness(part: Study) -> Finding:
+    """How far GA falls from round to round after the first few: online and offline."""
+    need_late_rounds(part)
+    runs = part.runs.assign(
+        falls=part.runs["run_id"].map(falls(part.rounds)),
+        late_falls=part.runs["run_id"].map(falls(part.rounds, A_FEW)),
+    )
+    keys = comparisons.conditions(part.of(runs))
+    rows, held = [], []
+    for condition in comparisons.groups(runs, keys):
+        where = {key: condition[key].iloc[0] for key in keys}
+        for case, mine in condition.groupby("case", sort=False):
+            ended = mine.loc[mine["ended"]]
+            rows.append(
+                {
+                    **{comparisons.symbol(key): value for key, value in where.items()},
+                    "case": case,
+                    **tables.columns("falls of GA (points)", mean_interval(ended["falls"])),
+                    **tables.columns(f"after round {A_FEW} (points)", mean_interval(ended["late_falls"])),
+                    **tables.columns("final GA (%)", mean_interval(100 * ended[GA])),
+                    "n": len(ended),
+                    "diverged seeds": int(mine["status"].eq("diverged").sum()),
+                }
+            )
+        late = over_seeds(condition, condition.set_index("run_id")["late_falls"])
+        # FOLA online and offline, whatever a study calls them.
+        offline = next((found for case, found in late.items() if OFFLINE in case), Outcomes())
+        online_cases = [case for case in late if case.startswith("FOLA") and OFFLINE not in case]
+        online = late[online_cases[0]] if online_cases else Outcomes()
+        text = f"{where_words(where)}after round {A_FEW} falls of GA add up to {online:.1f} points online, "
+        held.append(compared(f"{text}{offline:.1f} offline", online, offline, less=True))
+    return Finding(pd.DataFrame(rows), held)
 
 
-def _order(row: "pd.Series[Any] | None", level: str) -> tuple[float, float]:
-    """More seeds that arrive come first, then earlier arrival."""
-    if row is None or not row[f"reached {level}"]:
-        return 0.0, 0.0
-    return float(row[f"reached {level}"]), -float(row[f"rounds to {level}"])
-
-
-def _arrival(row: "pd.Series[Any] | None", level: str) -> str:
-    """In which round, and for how many seeds if not for all; empty if never."""
-    if row is None or not row[f"reached {level}"]:
-        return ""
-    reached, n = int(row[f"reached {level}"]), int(row["n"])
-    share = f" ({reached} of {n} seeds)" if reached < n else ""
-    return f"in round {row[f'rounds to {level}']:.3g}{share}"
+def need_late_rounds(part: Study) -> None:
+    """A curve can only fall after the first few rounds if it goes on after them."""
+    last = int(part.rounds["round"].max()) if len(part.rounds) else 0
+    need(last > A_FEW, f"the rule looks at rounds after round {A_FEW}, and round {last} is the last")

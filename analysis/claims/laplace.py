@@ -1,17 +1,19 @@
 """What the paper says about Laplace approximations, AE and LF: softmax regression on MNIST, two clients."""
 
-import operator
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from analysis import contests, tables
-from analysis.claims.claim import A_FEW, SAME, Finding, Mean, Statement, alike, compared, need, unknown
-from analysis.claims.means import in_round, late_falls, need_only
+from analysis import comparisons, tables
+from analysis.claims.claim import A_FEW, SAME, Finding, Outcomes, alike, compared, judged, need, unknown, weakest
+from analysis.claims.federated import against_the_best
+from analysis.claims.means import in_round, late_falls, less_seeds, need_only
 from analysis.figures.correlation import error_points
-from analysis.parts import Part
+from analysis.runs import Study
 from analysis.statistics import correlation
+from fl_lightning.metrics.metric import GA, LA
 
 # "Nearly 90 %" of the paper.
 NEARLY_90 = 89.0
@@ -21,97 +23,98 @@ COSINE = "precision_cosine_minmax"
 FULL = ("full online", "full offline")
 FORMS = ("full", "e-full", "diagonal")
 HOW = ("online", "offline")
-NOTHING = Mean()
+NOTHING = Outcomes()
 
 
-def full_is_best(part: Part) -> Finding:
+def full_is_best(part: Study) -> Finding:
     """Full curvature ends best, and comes near 90 % within three rounds."""
     last = _last_round(part)
     need(last >= A_FEW, f"the rule looks at round {A_FEW}, and round {last} is the last")
-    final, third = (in_round(part, "GA", number, 100) for number in (last, A_FEW))
-    others = {case: mean for case, mean in final.items() if not case.startswith("full") and mean.ended}
+    final, third = (in_round(part, GA, number, 100) for number in (last, A_FEW))
+    others = {case: found for case, found in final.items() if not case.startswith("full") and found.good}
     need(others, "no other form of curvature has ended")
-    best = max(others, key=lambda case: others[case].value)
     held = []
     for case in FULL:
-        text = f"{case}: {final.get(case, NOTHING):.1f} % in the last round, the best other ({best}) "
-        held.append(compared(f"{text}{others[best]:.1f} %", final.get(case, NOTHING), others[best], operator.gt))
-    early = max((third.get(case, NOTHING) for case in FULL), key=lambda mean: (mean.ended > 0, mean.value))
-    text = f"full reaches {early:.1f} % in round {A_FEW} (nearly 90 % is taken as {NEARLY_90:g} %)"
-    held.append(compared(text, early, early, lambda value, _: value >= NEARLY_90))
-    text = f"no other has in round {last} ({others[best]:.1f} %) what full has in round {A_FEW}"
+        mine = final.get(case, NOTHING)
+        held.append(against_the_best(f"{case}: {mine:.1f} % in the last round", mine, others))
+    early = max((third.get(case, NOTHING) for case in FULL), key=lambda found: (found.seeds > 0, found.mean))
+    text = f"full has {early:.1f} % in round {A_FEW}"
+    held.append(compared(f"{text} (nearly 90 % is taken as {NEARLY_90:g} %)", early, NEARLY_90))
+    text = f"{text}, others in round {last}"
     if last > A_FEW:
-        held.append(compared(text, early, others[best], operator.gt))
+        held.append(against_the_best(text, early, others))
     else:
         held.append(unknown(text, f"round {last} is the last"))
-    return Finding(_table(part, ("GA",)), held)
+    return Finding(_table(part, (GA,)), held)
 
 
-def laplace_online(part: Part) -> Finding:
+def laplace_online(part: Study) -> Finding:
     """Online curvature ends better than offline, and gets there more steadily, for every form."""
     last = _last_round(part)
     late = late_falls(part)
     held = []
     for form in FORMS:
-        for metric in ("GA", "LA"):
+        for metric in (GA, LA):
             online, offline = _pair(in_round(part, metric, last, 100), form)
             text = f"{form}: final {metric} {online:.1f} % online, {offline:.1f} % offline"
-            held.append(compared(text, online, offline, operator.gt))
+            held.append(compared(text, online, offline))
         online, offline = _pair(late, form)
         text = f"{form}: after round {A_FEW} falls of GA add up to {online:.1f} points online, {offline:.1f} offline"
         if last > A_FEW:
-            held.append(compared(text, online, offline, operator.lt))
+            held.append(compared(text, online, offline, less=True))
         else:
             held.append(unknown(f"{form}: falls of GA after round {A_FEW}", f"round {last} is the last"))
     name = f"falls of GA after round {A_FEW} (points)"
-    table = _table(part, ("GA", "LA"))
-    return Finding(table.assign(**{name: [late[case].value for case in table["case"]]}), held)
+    table = _table(part, (GA, LA))
+    return Finding(table.assign(**{name: [late[case].mean for case in table["case"]]}), held)
 
 
-def e_full_is_average(part: Part) -> Finding:
+def e_full_is_average(part: Study) -> Finding:
     """E-full precisions are alike, so that the product is nearly the average, also while other products are not."""
     last = _last_round(part)
-    curves = [in_round(part, "GA", number, 100) for number in range(1, last + 1)]
-    apart = [means for means in curves if _others_differ(means)]
+    curves = [in_round(part, GA, number, 100) for number in range(1, last + 1)]
+    apart = {number: found for number, found in enumerate(curves, start=1) if _others_differ(found)}
     first = in_round(part, COSINE, 1)
     held = []
     for case in (f"e-full {how}" for how in HOW):
         text = f"{case}: close to FedAvg in the {len(apart)} of {last} rounds in which another form is not"
-        pairs = [(means.get(case, NOTHING), means.get("FedAvg", NOTHING)) for means in apart]
-        held.append(
-            alike(f"{text}, {{gap}} apart on average", pairs) if pairs else unknown(text, "every method would pass")
-        )
+        places = [
+            alike(f"{text}, least in round {number}", found.get(case, NOTHING), found.get("FedAvg", NOTHING))
+            for number, found in apart.items()
+        ]
+        held.append(weakest(places) if places else unknown(text, "every method would pass"))
         cosine = first.get(case, NOTHING)
-        text = f"{case}: cosine of the two clients' precisions {cosine:.3f} in round 1"
-        held.append(compared(text, cosine, cosine, lambda value, _: value > NEARLY_1))
-    return Finding(_table(part, (COSINE, "GA"), ("e-full", "FedAvg")), held)
+        text = f"{case}: cosine of the two clients' precisions {cosine:.3f} in round 1 ({NEARLY_1:g} are asked)"
+        held.append(compared(text, cosine, NEARLY_1))
+    return Finding(_table(part, (COSINE, GA), ("e-full", "FedAvg")), held)
 
 
-def diagonal_keeps_differences(part: Part) -> Finding:
+def diagonal_keeps_differences(part: Study) -> Finding:
     """Diagonal precisions differ between clients, which helps in the first rounds."""
-    cosines, accuracies = in_round(part, COSINE, 1), in_round(part, "GA", 1, 100)
+    cosines, accuracies = in_round(part, COSINE, 1), in_round(part, GA, 1, 100)
     held = []
     for how in HOW:
         diagonal, e_full = (cosines.get(f"{form} {how}", NOTHING) for form in ("diagonal", "e-full"))
         text = f"{how}: cosine in round 1 {diagonal:.2f} (e-full {e_full:.2f})"
-        held.append(compared(text, diagonal, e_full, operator.lt))
+        held.append(compared(text, diagonal, e_full, less=True))
         diagonal, e_full = (accuracies.get(f"{form} {how}", NOTHING) for form in ("diagonal", "e-full"))
         text = f"{how}: {diagonal:.1f} % GA in round 1 (e-full {e_full:.1f} %)"
-        held.append(compared(text, diagonal, e_full, operator.gt))
-    return Finding(_table(part, (COSINE, "GA"), ("diagonal", "e-full", "FedAvg")), held)
+        held.append(compared(text, diagonal, e_full))
+    return Finding(_table(part, (COSINE, GA), ("diagonal", "e-full", "FedAvg")), held)
 
 
-def tracks(part: Part, accuracy: str, error: str) -> Finding:
+def tracks(part: Study, accuracy: str, error: str) -> Finding:
     """An accuracy falls as its error grows, over all runs and for each alpha."""
-    points = error_points(part.runs, error)
+    points = error_points(part, error)
     points = points.loc[points[error] > 0] if len(points) else points  # the reference itself is no evidence
     need(len(points), f"no run that ended has an {error} above zero")
     groups: dict[str, pd.DataFrame] = {f"{alpha:g}": mine for alpha, mine in points.groupby("data.alpha")}
     if len(groups) > 1:
         groups = {"all": points, **groups}
     rows, held = [], []
-    for alpha, mine in groups.items():
-        found = correlation(mine[error], mine[accuracy], contests.setting_numbers(mine))
+    for alpha, everyone in groups.items():
+        mine = less_seeds(everyone, (accuracy, error))
+        found = correlation(mine[error], mine[accuracy], comparisons.setting_numbers(part.of(mine)))
         rows.append({"α": alpha, **tables.correlated(found)})
         where = "over all α" if alpha == "all" else f"at α = {alpha}"
         seeds = mine["seed"].nunique()
@@ -121,28 +124,28 @@ def tracks(part: Part, accuracy: str, error: str) -> Finding:
         else:
             ends = f"{rho.low:.2f} to {rho.high:.2f}"
             text = f"{where} ρ = {rho.mean:.2f} ({ends}), n = {found.n} of {found.clusters} settings"
-            held.append(Statement(text, rho.high < 0, seeds))
+            held.append(judged(text, rho, seeds, -math.inf, 0.0))
     return Finding(pd.DataFrame(rows), held)
 
 
-def _last_round(part: Part) -> int:
-    need_only(part.runs, ())
+def _last_round(part: Study) -> int:
+    need_only(part, ())
     need(len(part.rounds), "no round has been measured")
     return int(part.rounds["round"].max())
 
 
-def _pair(means: dict[str, Mean], form: str) -> tuple[Mean, Mean]:
+def _pair(means: dict[str, Outcomes], form: str) -> tuple[Outcomes, Outcomes]:
     return means.get(f"{form} online", NOTHING), means.get(f"{form} offline", NOTHING)
 
 
-def _others_differ(means: dict[str, Mean]) -> bool:
+def _others_differ(means: dict[str, Outcomes]) -> bool:
     """Whether full or diagonal curvature is further from FedAvg than what counts as the same."""
-    average = means.get("FedAvg", NOTHING).value
-    others = [mean.value for case, mean in means.items() if case.startswith(("full", "diagonal"))]
+    average = means.get("FedAvg", NOTHING).mean
+    others = [found.mean for case, found in means.items() if case.startswith(("full", "diagonal"))]
     return any(abs(value - average) >= SAME for value in others)
 
 
-def _table(part: Part, metrics: Sequence[str], cases: tuple[str, ...] = ("",)) -> pd.DataFrame:
+def _table(part: Study, metrics: Sequence[str], cases: tuple[str, ...] = ("",)) -> pd.DataFrame:
     """Metrics of each case in the first, third and last round, the mean over seeds that ended."""
     chosen = [number for number in sorted({1, A_FEW, _last_round(part)}) if number <= _last_round(part)]
     found = {(metric, number): in_round(part, metric, number) for metric in metrics for number in chosen}
@@ -152,6 +155,6 @@ def _table(part: Part, metrics: Sequence[str], cases: tuple[str, ...] = ("",)) -
             row: dict[str, Any] = {"case": case}
             for (metric, number), means in found.items():
                 name, factor = ("cosine", 1) if metric == COSINE else (f"{metric} (%)", 100)
-                row[f"{name}, round {number}"] = factor * means.get(case, NOTHING).value
+                row[f"{name}, round {number}"] = factor * means.get(case, NOTHING).mean
             rows.append(row)
     return pd.DataFrame(rows)

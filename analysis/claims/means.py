@@ -1,16 +1,17 @@
-"""Means over seeds as rules compare them, with what they leave out, and what the runs must have for that."""
+"""Outcomes by seed as rules compare them, and what the runs must have for that."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from analysis import contests
-from analysis.claims.claim import A_FEW, Mean, need
-from analysis.parts import Part
+from analysis import comparisons
+from analysis.claims.claim import A_FEW, Outcomes, need
+from analysis.runs import Study
+from fl_lightning.metrics.metric import GA
 
-Places = dict[tuple[tuple[Any, ...], str], Mean]
+Places = dict[tuple[tuple[Any, ...], str], Outcomes]
 
 
 def need_cases(runs: pd.DataFrame, *cases: str) -> None:
@@ -19,43 +20,30 @@ def need_cases(runs: pd.DataFrame, *cases: str) -> None:
     need(not lacking, f"there are no runs of {' and '.join(lacking)}")
 
 
-def need_only(runs: pd.DataFrame, keys: Collection[str]) -> None:
+def need_only(part: Study, keys: Collection[str]) -> None:
     """No other conditions than these may differ, or the runs would not be comparable."""
-    further = [contests.symbol(key) for key in contests.conditions(runs) if key not in keys]
+    further = [comparisons.symbol(key) for key in comparisons.conditions(part) if key not in keys]
     need(not further, f"{' and '.join(further)} differ between runs, which the rule does not know of")
 
 
-def best_means(best: pd.DataFrame, keys: Collection[str]) -> Places:
-    """GA in percent at the best setting, from `contests.best_of_grid`, by conditions and case."""
+def best_outcomes(best: pd.DataFrame, keys: Collection[str]) -> Places:
+    """GA in percent at the best setting, from `comparisons.best_of_grid`, by conditions and case."""
     return {
-        (tuple(row[key] for key in keys), str(row["case"])): Mean(
-            100 * float(row["mean"]), int(row["n"]), int(row["diverged_seeds"])
-        )
-        for _, row in best.iterrows()
+        (tuple(row[key] for key in keys), str(row["case"])): in_percent(row["outcomes"]) for _, row in best.iterrows()
     }
 
 
-def on_common_seeds(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[Mean, Mean]:
-    """Two cases on the seeds that both have, from the `outcomes` of `contests.best_of_grid`, in percent.
-
-    >>> on_common_seeds({1: 0.4, 2: 0.6, 3: 0.9}, {1: 0.3, 2: 0.5})
-    (Mean(value=50.0, ended=2, diverged=0), Mean(value=40.0, ended=2, diverged=0))
-    """
-    common = one.keys() & other.keys()
-
-    def mean(outcomes: Mapping[int, float]) -> Mean:
-        good = [100 * outcomes[seed] for seed in sorted(common) if not math.isnan(outcomes[seed])]
-        return Mean(sum(good) / len(good) if good else math.nan, len(good), len(common) - len(good))
-
-    return mean(one), mean(other)
+def in_percent(outcomes: Mapping[int, float]) -> Outcomes:
+    """The `outcomes` of `comparisons.best_of_grid`."""
+    return Outcomes({seed: 100 * value for seed, value in outcomes.items()})
 
 
 def where_words(conditions: Mapping[str, Any]) -> str:
     """Conditions as the beginning of a sentence."""
-    return "".join(f"{contests.symbol(key)} = {contests.shown(value)}: " for key, value in conditions.items())
+    return "".join(f"{comparisons.symbol(key)} = {comparisons.shown(value)}: " for key, value in conditions.items())
 
 
-def in_round(part: Part, metric: str, number: int, factor: float = 1.0) -> dict[str, Mean]:
+def in_round(part: Study, metric: str, number: int, factor: float = 1.0) -> dict[str, Outcomes]:
     """A metric of every case in one round."""
     if metric not in part.rounds:
         return {}
@@ -63,13 +51,13 @@ def in_round(part: Part, metric: str, number: int, factor: float = 1.0) -> dict[
     return over_seeds(part.runs, factor * ended.set_index("run_id")[metric])
 
 
-def late_falls(part: Part) -> dict[str, Mean]:
+def late_falls(part: Study) -> dict[str, Outcomes]:
     """How far GA falls from round to round after the first few, added up, in points."""
     return over_seeds(part.runs, falls(part.rounds, A_FEW))
 
 
-def over_seeds(runs: pd.DataFrame, values: "pd.Series[float]") -> dict[str, Mean]:
-    """Means of some values of runs, by case; only runs that ended count.
+def over_seeds(runs: pd.DataFrame, values: "pd.Series[float]") -> dict[str, Outcomes]:
+    """Some values of runs, by case; only runs that ended or diverged count.
 
     Args:
         runs: One row per run.
@@ -77,9 +65,23 @@ def over_seeds(runs: pd.DataFrame, values: "pd.Series[float]") -> dict[str, Mean
     """
     found = {}
     for case, mine in runs.groupby("case", sort=False):
-        known = values.reindex(mine.loc[mine["ended"], "run_id"]).dropna()
-        found[str(case)] = Mean(float(known.mean()), len(known), int(mine["status"].eq("diverged").sum()))
+        good = mine.loc[mine["ended"] & mine["run_id"].isin(values.dropna().index)]
+        lost = dict.fromkeys(mine.loc[mine["status"].eq("diverged"), "seed"], math.nan)
+        found[str(case)] = Outcomes({**lost, **dict(zip(good["seed"], values.reindex(good["run_id"]), strict=True))})
     return found
+
+
+def less_seeds(runs: pd.DataFrame, metrics: Sequence[str], equal: Sequence[str] = ()) -> pd.DataFrame:
+    """The metrics without what a seed does to all runs alike, which relates no settings to each other.
+
+    Args:
+        runs: One row per run; those that have not ended have no metrics then.
+        metrics: Their names.
+        equal: Conditions under which runs of a seed are compared.
+    """
+    good = runs[list(metrics)].where(runs["ended"])
+    by_seed = good.groupby([runs[key] for key in (*equal, "seed")], dropna=False).transform("mean")
+    return runs.assign(**{metric: good[metric] - by_seed[metric] + good[metric].mean() for metric in metrics})
 
 
 def falls(rounds: pd.DataFrame, after: int = 0) -> "pd.Series[float]":
@@ -87,7 +89,7 @@ def falls(rounds: pd.DataFrame, after: int = 0) -> "pd.Series[float]":
 
     NaN for runs that have not gone on after them.
     """
-    measured = rounds.loc[rounds["GA"].notna()]
+    measured = rounds.loc[rounds[GA].notna()]
     ordered = measured.loc[measured["round"] >= after].sort_values(["run_id", "round"])
-    lost = 100 * (-ordered.groupby("run_id")["GA"].diff()).clip(lower=0)
+    lost = 100 * (-ordered.groupby("run_id")[GA].diff()).clip(lower=0)
     return lost.groupby(ordered["run_id"]).sum(min_count=1)

@@ -2,40 +2,50 @@
 
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 
 from analysis import tables
 from analysis.claims.catalogue import CLAIMS, SHARED_CHANGES
 from analysis.claims.claim import SAME, Checked, Claim
-from analysis.parts import Part
+from analysis.runs import Study
 from fl_lightning.system.text import render
 
 VERDICTS = (
-    "A claim has several parts, each true, false, or not to be told from the runs that there are. Confirmed is a claim "
-    "whose parts are all true, partly confirmed one of which some are, not confirmed one of which none is. Cannot be "
-    "told is one of which no part can be: too few runs, rounds or seeds, or not the conditions it speaks of."
+    "A claim has several parts, and the weakest decides its verdict. A part is confirmed if its whole 95 % interval "
+    "over paired seeds lies on the claim's side. It tends to hold if the mean alone does; otherwise it is not "
+    "confirmed. It cannot be told with too few runs, rounds or seeds, or without the conditions of the claim."
 )
-_INTRODUCTION = f"""# The rules behind the verdicts
+_SIMULATION = (
+    "Every rule was asked about made-up stores with three seeds, in which the truth is known. Either nothing differs "
+    "but for the noise of seeds, runs and rounds, or the opposite of the claim holds. `python -m analysis.claims "
+    "--simulate 200` repeats it; analysis/claims/simulation.py says how the stores are made."
+)
+RATES = Path(__file__).with_name("error_rates.csv")
+_INTRODUCTION = f"""# By which rules is a claim confirmed?
 
-Made from `analysis/claims/` by `python -m analysis.claims > docs/claims.md`; a test compares the two.
+By those below, one for each claim; [results.md](results.md) has the verdicts. The page is made from `analysis/claims/`
+by `python -m analysis.claims > docs/claims.md`; a test compares the two.
 
 {textwrap.fill(VERDICTS, 120)}
 
 For all claims:
 
-- Comparisons are of means over seeds; how sure the means are is in the tables beside them.
+- A comparison is of differences over the seeds that both sides have: mean ± t s / √n, Student's t with n - 1 degrees of
+  freedom. Half of the interval is the smallest difference that so many seeds show; each part states it. In standard
+  deviations of the difference it is 9.0 for two seeds, 2.5 for three, 1.2 for five and 0.7 for ten.
 - Where the seed draws the partition, a part needs two seeds at least: one seed is one problem. Where the partition is
-  fixed (`laplace`), one seed is enough for a verdict, which then says "one seed".
-- Both sides need equally many seeds. A case of which a seed diverged stands behind one of which none has; if seeds of
-  both have, the part cannot be told. A mean of the seeds that are left is never compared.
-- "Alike" is a difference of less than {SAME:g} point of GA.
+  fixed (`laplace`), one seed can show what tends to hold; the verdict then says "one seed".
+- A case of which a seed diverged stands behind one of which none has; if seeds of both have, the part cannot be told. A
+  mean of the seeds that are left is never compared.
+- "Alike" is an interval of the difference within {SAME:g} point of GA.
 - Intervals of correlations come from resampled settings, not runs: the seeds of one setting are one observation. Five
-  settings are the least.
+  settings are the least. What a seed does to all settings alike is subtracted before.
 """
 
 
-def origin(part: Part) -> str:
+def origin(part: Study) -> str:
     """Study and scale, the data, which at another scale may be others than the claim's, and how many runs."""
     return f"{part.title}; {', '.join(map(str, part.runs['data'].unique()))}; {len(part.runs)} runs"
 
@@ -77,8 +87,22 @@ def markdown(one: Checked) -> str:
 def rules() -> str:
     """The page with all rules."""
     changes = "\n".join(map(_bullet, SHARED_CHANGES))
-    heading = "Changed for all of them after the results in [results.md](results.md) had been seen:"
-    return f"{_INTRODUCTION}\n{heading}\n\n{changes}\n" + "".join(map(_rule, CLAIMS))
+    heading = "Changed for all of them after results had been seen:"
+    return f"{_INTRODUCTION}\n{heading}\n\n{changes}\n\n{_errors()}" + "".join(map(_rule, CLAIMS))
+
+
+def _errors() -> str:
+    """The section on what the rules say of stores that are made up."""
+    rows = [
+        {
+            "claim": f"`{key}`",
+            "nothing differs: confirmed": f"{one['confirmed']} of {one['stores']}",
+            "tends to": f"{one['tends to']} of {one['stores']}",
+            "the claim is false: confirmed": f"{one['confirmed, false']} of {one['stores, false']}",
+        }
+        for key, one in pd.read_csv(RATES, index_col="claim").iterrows()
+    ]
+    return f"## How often the rules err\n\n{textwrap.fill(_SIMULATION, 120)}\n\n{render(rows, markdown=True)}\n"
 
 
 def _rule(claim: Claim) -> str:
@@ -93,5 +117,7 @@ def _bullet(text: str) -> str:
 
 def _counted(one: Checked) -> str:
     answers = [part.answer for part in one.finding.held]
-    counts = [f"{answers.count(word)} {word}" for word in ("yes", "no", "cannot be told") if word in answers]
+    counts = [
+        f"{answers.count(word)} {word}" for word in ("yes", "tends to", "no", "cannot be told") if word in answers
+    ]
     return ", ".join(counts) or one.finding.why

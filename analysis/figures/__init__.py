@@ -25,6 +25,7 @@ that has nothing to show says why instead of failing.
 """
 
 from analysis.figures.accuracy import best_for_alpha, best_for_alpha_and_clients, over_epochs, over_hyperparameters
+from analysis.figures.calibration import entropies, reliability, risk_coverage
 from analysis.figures.correlation import errors_behind_accuracies, global_against_local
 from analysis.figures.curves import (
     against_bytes,
@@ -40,7 +41,6 @@ from analysis.figures.landscape import landscape
 from analysis.figures.laplace import cosine_of_precisions, curvatures, precision_matrix, ridge_curves
 from analysis.figures.partition import partitions
 from analysis.figures.ranking import winners
-from analysis.figures.trust import entropies, reliability, risk_coverage
 
 __all__ = [
     "against_bytes",

@@ -11,10 +11,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis import contests, style
-from analysis.style import AXIS_NAMES, Look, Picture
-from fl_lightning.runs import strokes
-from fl_lightning.runs.palette import DISPLAY
+from analysis import comparisons, style
+from analysis.runs import Study
+from analysis.style import Look, Picture
+from fl_lightning.metrics.metric import AXES, GA, LA
+from fl_lightning.runs.plotting import strokes
+from fl_lightning.runs.plotting.palette import DISPLAY
 
 LEARNING = ("training.lr", "training.epochs", "training.batch_size")
 LABELS = {
@@ -25,12 +27,12 @@ LABELS = {
 }
 
 
-def best_for_alpha_and_clients(runs: pd.DataFrame) -> Picture:
+def best_for_alpha_and_clients(study: Study) -> Picture:
     """Best GA for each alpha and N: colour is N; the first case (FedAvg) is solid, the next (FOLA) dashed."""
-    if problem := lacking(runs, "data.alpha"):
-        return style.empty(problem, runs)
-    runs, remarks = contests.largest(runs, ("data.alpha", "data.clients"))
-    best = contests.best_of_grid(runs, "GA", ["data.alpha", "data.clients"])
+    if problem := lacking(study, "data.alpha"):
+        return style.empty(problem, study)
+    study, remarks = comparisons.largest(study, ("data.alpha", "data.clients"))
+    best = comparisons.best_of_grid(study, GA, ["data.alpha", "data.clients"])
     alphas, numbers = values_of(best, "data.alpha"), values_of(best, "data.clients")
     cases = sorted(best["case"].unique(), key=lambda case: (case != "FedAvg", case != "FOLA"))
     colours, dashes = dict(zip(numbers, style.sequence(len(numbers)), strict=True)), style.dashes(cases)
@@ -46,17 +48,17 @@ def best_for_alpha_and_clients(runs: pd.DataFrame) -> Picture:
     style.legend(
         figure,
         [(case, {"linestyle": dash}) for case, dash in dashes.items()],
-        [(f"N = {contests.shown(number)}", {"color": colour}) for number, colour in colours.items()],
+        [(f"N = {comparisons.shown(number)}", {"color": colour}) for number, colour in colours.items()],
     )
-    return finish(figure, best, runs, remarks, "after " + _rounds(runs))
+    return finish(figure, best, study, remarks, "after " + _rounds(study))
 
 
-def best_for_alpha(runs: pd.DataFrame) -> Picture:
+def best_for_alpha(study: Study) -> Picture:
     """Best accuracy of every case for each alpha."""
-    if problem := lacking(runs, "data.alpha"):
-        return style.empty(problem, runs)
-    runs, remarks = contests.largest(runs, ("data.alpha",))
-    best = contests.best_of_grid(runs, "GA", ["data.alpha"])
+    if problem := lacking(study, "data.alpha"):
+        return style.empty(problem, study)
+    study, remarks = comparisons.largest(study, ("data.alpha",))
+    best = comparisons.best_of_grid(study, GA, ["data.alpha"])
     alphas = values_of(best, "data.alpha")
     figure, (panel,) = style.picture()
     looks = looks_of(best)
@@ -65,22 +67,22 @@ def best_for_alpha(runs: pd.DataFrame) -> Picture:
     _x_axis(panel, "data.alpha", alphas)
     panel.set_ylabel("best GA (%)")
     style.legend(figure, _case_entries(looks))
-    return finish(figure, best, runs, remarks, "after " + _rounds(runs))
+    return finish(figure, best, study, remarks, "after " + _rounds(study))
 
 
-def over_hyperparameters(runs: pd.DataFrame, keys: Sequence[str] = LEARNING) -> Picture:
+def over_hyperparameters(study: Study, keys: Sequence[str] = LEARNING) -> Picture:
     """GA over lr, E and B, each with the others at their best; colour is the case, dash alpha."""
-    varied = [key for key in keys if key in runs and runs[key].nunique() > 1]
+    varied = [key for key in keys if study.varies(key)]
     if not varied:
-        return style.empty(f"all runs have the same {', '.join(map(contests.symbol, keys))}", runs)
-    runs, remarks = contests.largest(runs, ("data.alpha",))
-    alphas = values_of(runs, "data.alpha")
+        return style.empty(f"all runs have the same {', '.join(map(comparisons.symbol, keys))}", study)
+    study, remarks = comparisons.largest(study, ("data.alpha",))
+    alphas = values_of(study.runs, "data.alpha")
     dashes = style.dashes(alphas)
     figure, panels = style.picture(len(varied), height=1.9)
     tables = []
     for panel, key in zip(panels, varied, strict=True):
-        best = contests.best_of_grid(runs, "GA", ["data.alpha", key])
-        looks, values = looks_of(best), values_of(runs, key)
+        best = comparisons.best_of_grid(study, GA, ["data.alpha", key])
+        looks, values = looks_of(best), values_of(study.runs, key)
         for alpha in alphas:
             for case, look in looks.items():
                 mine = best.loc[best["case"].eq(case) & best["data.alpha"].eq(alpha)]
@@ -88,38 +90,38 @@ def over_hyperparameters(runs: pd.DataFrame, keys: Sequence[str] = LEARNING) -> 
         _x_axis(panel, key, values)
         panel.set_ylabel("GA (%)")
         tables.append(best)
-    alpha_entries = [(f"α = {contests.shown(alpha)}", {"linestyle": dash}) for alpha, dash in dashes.items()]
+    alpha_entries = [(f"α = {comparisons.shown(alpha)}", {"linestyle": dash}) for alpha, dash in dashes.items()]
     style.legend(figure, _case_entries(looks), alpha_entries if len(alphas) > 1 else [])
     others = "the others at their best; " if len(varied) > 1 else ""
-    return finish(figure, pd.concat(tables), runs, remarks, others + "after " + _rounds(runs))
+    return finish(figure, pd.concat(tables), study, remarks, others + "after " + _rounds(study))
 
 
-def over_epochs(runs: pd.DataFrame, key: str = "training.epochs") -> Picture:
+def over_epochs(study: Study, key: str = "training.epochs") -> Picture:
     """GA and LA over the local epochs E; colour is the case, dash the strength lambda of its prior."""
-    if problem := lacking(runs, key):
-        return style.empty(problem, runs)
-    runs, remarks = contests.largest(runs)
-    values, strengths = values_of(runs, key), values_of(runs, "method.strength")
+    if problem := lacking(study, key):
+        return style.empty(problem, study)
+    study, remarks = comparisons.largest(study)
+    values, strengths = values_of(study.runs, key), values_of(study.runs, "method.strength")
     dashes = style.dashes([None, *strengths] if len(strengths) > 1 else [None])
     figure, panels = style.picture(2, sharex=True)
     # By GA, also for LA: one setting cannot be good in one panel and bad in the other.
-    keys = [key, "method.strength"] if "method.strength" in runs else [key]
-    best = contests.best_of_grid(runs, "GA", keys)
+    keys = [key, "method.strength"] if "method.strength" in study.runs else [key]
+    best = comparisons.best_of_grid(study, GA, keys)
     looks = looks_of(best)
-    for panel, metric in zip(panels, ("GA", "LA"), strict=True):
-        measured = _measured(best, runs, metric)
+    for panel, metric in zip(panels, (GA, LA), strict=True):
+        measured = _measured(best, study.runs, metric)
         for case, look in looks.items():
             of_case = measured.loc[measured["case"].eq(case)]
-            groups = contests.groups(of_case, ["method.strength"] if "method.strength" in of_case else [])
+            groups = comparisons.groups(of_case, ["method.strength"] if "method.strength" in of_case else [])
             for mine in groups:
                 strength = mine["method.strength"].iloc[0] if "method.strength" in mine else None
                 dash = dashes.get(strength, dashes[None])
                 _line(panel, mine, key, values, look, dash, len(dashes) * len(looks))
-        panel.set_ylabel(AXIS_NAMES[metric])
+        panel.set_ylabel(AXES[metric])
     _x_axis(panels[-1], key, values)
-    strength_entries = [(f"λ = {contests.shown(s)}", {"linestyle": d}) for s, d in dashes.items() if s is not None]
+    strength_entries = [(f"λ = {comparisons.shown(s)}", {"linestyle": d}) for s, d in dashes.items() if s is not None]
     style.legend(figure, _case_entries(looks), strength_entries)
-    return finish(figure, best, runs, remarks, "after " + _rounds(runs))
+    return finish(figure, best, study, remarks, "after " + _rounds(study))
 
 
 def _measured(best: pd.DataFrame, runs: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -146,9 +148,9 @@ def _line(panel: Axes, best: pd.DataFrame, key: str, values: Sequence[Any], look
 
 
 def _x_axis(panel: Axes, key: str, values: Sequence[Any]) -> None:
-    panel.set_xticks(range(len(values)), [contests.shown(value) for value in values])
+    panel.set_xticks(range(len(values)), [comparisons.shown(value) for value in values])
     panel.set_xlim(-0.3, len(values) - 0.7)
-    panel.set_xlabel(LABELS.get(key, contests.symbol(key)))
+    panel.set_xlabel(LABELS.get(key, comparisons.symbol(key)))
 
 
 def values_of(table: pd.DataFrame, key: str) -> list[Any]:
@@ -156,12 +158,13 @@ def values_of(table: pd.DataFrame, key: str) -> list[Any]:
     return sorted(table[key].dropna().unique()) if key in table else []
 
 
-def lacking(runs: pd.DataFrame, key: str) -> str:
+def lacking(study: Study, key: str) -> str:
     """Why there is nothing to draw over a setting; empty if there is."""
+    runs = study.runs
     if not len(runs):
         return "there are no runs"
     if key not in runs or runs[key].nunique() < 2:
-        return f"all runs have the same {contests.symbol(key)}"
+        return f"all runs have the same {comparisons.symbol(key)}"
     return "" if runs["ended"].any() or runs["status"].eq("diverged").any() else "no run has ended"
 
 
@@ -175,15 +178,15 @@ def _case_entries(looks: Mapping[str, Look]) -> list[tuple[str, dict[str, Any]]]
     return [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
 
 
-def _rounds(runs: pd.DataFrame) -> str:
-    numbers = sorted(runs["federation.rounds"].unique())
-    return " or ".join(contests.shown(number) for number in numbers) + (" round" if numbers == [1] else " rounds")
+def _rounds(study: Study) -> str:
+    numbers = sorted(study.runs["federation.rounds"].unique())
+    return " or ".join(comparisons.shown(number) for number in numbers) + (" round" if numbers == [1] else " rounds")
 
 
 def finish(
     figure: Picture,
     best: pd.DataFrame,
-    runs: pd.DataFrame,
+    study: Study,
     remarks: Sequence[str],
     basis: str,
     percent: bool = True,
@@ -192,8 +195,8 @@ def finish(
 
     Args:
         figure: What was drawn.
-        best: The best settings, from `contests.best_of_grid`.
-        runs: The runs behind them.
+        best: The best settings, from `comparisons.best_of_grid`.
+        study: The runs behind them.
         remarks: What else must be said.
         basis: What the headline begins with.
         percent: Whether accuracies stand along y.
@@ -205,7 +208,7 @@ def finish(
     settings = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[-1]}"
     choice = f"; best of {settings} settings" if tried[-1] > 1 else ""
     style.headline(figure, f"{basis}; {style.seeds([int(n) for n in best['n']])}{choice}")
-    about = [*contests.budget_remarks(best), *contests.confirmed_remarks(best)]
-    figure.remarks = [*runs.attrs.get("remarks", ()), *remarks, *about]
+    about = [*comparisons.budget_remarks(best), *comparisons.confirmed_remarks(best)]
+    figure.remarks = [*study.remarks, *remarks, *about]
     figure.run_ids = list(dict.fromkeys(run_id for ids in best["run_ids"] for run_id in ids))
     return figure

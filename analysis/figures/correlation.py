@@ -6,56 +6,57 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis import contests, style
+from analysis import comparisons, style
+from analysis.runs import Study
 from analysis.statistics import Correlation, Interval, correlation
-from analysis.style import AXIS_NAMES, Picture
-from fl_lightning.runs import strokes
-from fl_lightning.runs.palette import DISPLAY, MARKERS
+from analysis.style import Picture
+from fl_lightning.metrics.metric import AXES, BY_NAME, GA, LA
+from fl_lightning.runs.plotting import strokes
+from fl_lightning.runs.plotting.palette import DISPLAY, MARKERS
 
 
-def global_against_local(runs: pd.DataFrame) -> Picture:
+def global_against_local(study: Study) -> Picture:
     """GA over LA, one point per run, with a regression line and both correlations for every case and for all."""
-    runs, remarks = contests.largest(runs, longest=False)
-    ended = runs.loc[runs["ended"] & runs["GA"].notna() & runs["LA"].notna()]
+    study, remarks = comparisons.largest(study, longest=False)
+    runs = study.runs
+    ended = runs.loc[runs["ended"] & runs[GA].notna() & runs[LA].notna()]
     if not len(ended):
-        return style.empty("no run has ended", runs)
+        return style.empty("no run has ended", study)
     methods = {case: DISPLAY.get(m, m) for case, m in zip(ended["case"], ended["method"], strict=True)}
     looks = style.looks(list(dict.fromkeys(ended["case"])), methods)
     figure, (panel,) = style.picture(height=2.6)
     entries: list[tuple[str, dict[str, Any]]] = []
     for case, look in looks.items():
         mine = ended.loc[ended["case"].eq(case)]
-        panel.plot(100 * mine["LA"], 100 * mine["GA"], look.marker, color=look.colour, ms=3.2, alpha=0.75, mew=0)
-        found = correlation(mine["LA"], mine["GA"], contests.setting_numbers(mine))
+        panel.plot(100 * mine[LA], 100 * mine[GA], look.marker, color=look.colour, ms=3.2, alpha=0.75, mew=0)
+        found = correlation(mine[LA], mine[GA], comparisons.setting_numbers(study.of(mine)))
         if found.pearson is not None:
-            _regression(panel, 100 * mine["LA"], 100 * mine["GA"], look.colour, "solid")
+            _regression(panel, 100 * mine[LA], 100 * mine[GA], look.colour, "solid")
         entries.append((f"{case}: {in_words(found)}", {"color": look.colour, "marker": look.marker}))
     if len(looks) > 1:
-        found = correlation(ended["LA"], ended["GA"], contests.setting_numbers(ended))
+        found = correlation(ended[LA], ended[GA], comparisons.setting_numbers(study.of(ended)))
         if found.pearson is not None:
-            _regression(panel, 100 * ended["LA"], 100 * ended["GA"], style.ink(), style.DASHES[1])
+            _regression(panel, 100 * ended[LA], 100 * ended[GA], style.ink(), style.DASHES[1])
         entries.append((f"all: {in_words(found)}", {"color": style.ink(), "linestyle": style.DASHES[1]}))
-    panel.set(xlabel=AXIS_NAMES["LA"], ylabel=AXIS_NAMES["GA"])
+    panel.set(xlabel=AXES[LA], ylabel=AXES[GA])
     strokes.percent(panel)
     style.legend(figure, entries, columns=1)
-    style.headline(figure, f"one point per run; {_numbers(ended)}")
-    figure.remarks = [*runs.attrs.get("remarks", ()), *remarks]
+    style.headline(figure, f"one point per run; {_numbers(study.of(ended))}")
+    figure.remarks = [*study.remarks, *remarks]
     figure.run_ids = list(ended["run_id"])
     return figure
 
 
-def errors_behind_accuracies(runs: pd.DataFrame, references: pd.DataFrame | None = None) -> Picture:
+def errors_behind_accuracies(study: Study) -> Picture:
     """GA over AE and LA over LF: colour is alpha, shape the case, or the epochs E of clients that start at the optimum.
 
-    Args:
-        runs: One row per run.
-        references: The runs whose posterior is the origin of AE and LF; stars at the left edge.
+    Stars at the left edge are the runs whose posterior is the origin of AE and LF.
     """
-    names = {"AE": "AE: distance of the server's model", "LF": "LF: mean distance of the clients' models"}
-    pairs = [(x, y, error_points(runs, x)) for x, y in (("AE", "GA"), ("LF", "LA"))]
+    references = study.references
+    pairs = [(x, y, error_points(study, x)) for x, y in (("AE", GA), ("LF", LA))]
     pairs = [(x, y, points) for x, y, points in pairs if len(points)]
     if not pairs:
-        return style.empty("no run has measured AE or LF; give runs a probe.reference, as the study ae_lf does", runs)
+        return style.empty("no run has measured AE or LF; give runs a probe.reference, as the study ae_lf does", study)
     alphas = sorted({alpha for _, _, points in pairs for alpha in points["data.alpha"].dropna()})
     colours = dict(zip(alphas, style.sequence(max(len(alphas), 1)), strict=False))
     figure, panels = style.picture(len(pairs), height=2.4)
@@ -77,32 +78,33 @@ def errors_behind_accuracies(runs: pd.DataFrame, references: pd.DataFrame | None
         at_zero += int((~positive).sum())
         panel.set_xscale("log")
         style.logarithmic(panel)
-        panel.set(xlabel=f"{names[x]} (log scale)", ylabel=f"{y} (%)")
+        panel.set(xlabel=f"{BY_NAME[x].axis} (log scale)", ylabel=f"{y} (%)")
         strokes.percent(panel)
         apart = points.loc[positive]
-        found = correlation(np.log(apart[x]), apart[y], contests.setting_numbers(apart))
+        found = correlation(np.log(apart[x]), apart[y], comparisons.setting_numbers(study.of(apart)))
         panel.set_title(f"{y} and log {x}: {in_words(found)}", fontsize=6, color=style.ink(), loc="left")
     has_stars = references is not None and len(references) > 0
     style.legend(
         figure,
-        [(f"α = {contests.shown(alpha)}", {"color": colour, "lw": 3}) for alpha, colour in colours.items()],
+        [(f"α = {comparisons.shown(alpha)}", {"color": colour, "lw": 3}) for alpha, colour in colours.items()],
         [(kind, {"marker": mark, "linestyle": "none"}) for kind, mark in shapes.items()]
         + ([("optimum", {"marker": "*", "linestyle": "none", "ms": 6})] if has_stars else []),
     )
     shown = pd.concat([points for _, _, points in pairs]).drop_duplicates("run_id")
     zero = f"; {at_zero} at distance 0 are hollow, at the left edge" if at_zero else ""
-    style.headline(figure, f"one point per run; {_numbers(shown)}{zero}")
-    figure.remarks = list(runs.attrs.get("remarks", ()))
+    style.headline(figure, f"one point per run; {_numbers(study.of(shown))}{zero}")
+    figure.remarks = list(study.remarks)
     figure.run_ids = list(shown["run_id"])
     return figure
 
 
-def error_points(runs: pd.DataFrame, error: str) -> pd.DataFrame:
+def error_points(study: Study, error: str) -> pd.DataFrame:
     """The runs that say something about an error, after their last round.
 
     AE is about aggregation from the usual start, LF about clients that start at the optimum. Where nobody started
     there, LF is that of the usual runs.
     """
+    runs = study.runs
     if error not in runs:
         return runs.iloc[:0]
     known = runs.loc[runs["ended"] & runs[error].notna() & runs["data.alpha"].notna()]
@@ -115,7 +117,7 @@ def _shapes(points: pd.DataFrame) -> "pd.Series[str]":
     """By case; if there is only one, by its epochs."""
     if points["case"].nunique() > 1 or points["training.epochs"].nunique() < 2:
         return points["case"]
-    return points["training.epochs"].map(lambda epochs: f"E = {contests.shown(epochs)}")
+    return points["training.epochs"].map(lambda epochs: f"E = {comparisons.shown(epochs)}")
 
 
 def in_words(found: Correlation) -> str:
@@ -129,8 +131,9 @@ def in_words(found: Correlation) -> str:
     return f"r = {_with_ends(found.pearson)}, ρ = {_with_ends(found.spearman)}, n = {found.n}"
 
 
-def _numbers(runs: pd.DataFrame) -> str:
-    settings, seeds = len(list(contests.groups(runs, ["case", *contests.tuned(runs)]))), runs["seed"].nunique()
+def _numbers(study: Study) -> str:
+    runs = study.runs
+    settings, seeds = len(list(comparisons.groups(runs, ["case", *comparisons.tuned(study)]))), runs["seed"].nunique()
     return f"n = {len(runs)} runs, {settings} settings, {seeds} seed{'s' if seeds > 1 else ''}"
 
 

@@ -4,17 +4,19 @@ A line is the mean over seeds of the best setting of a case, its band the confid
 seeds their range. Runs that diverged or have not ended are thin lines of their own, with a cross or a ring at the end.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis import contests, style
+from analysis import comparisons, style
+from analysis.runs import Study
 from analysis.statistics import Band, mean_band
-from analysis.style import AXIS_NAMES, Look, Picture
-from fl_lightning.runs import strokes
-from fl_lightning.runs.palette import DISPLAY
+from analysis.style import Look, Picture
+from fl_lightning.metrics.metric import AXES, GA, LA
+from fl_lightning.runs.plotting import strokes
+from fl_lightning.runs.plotting.palette import DISPLAY
 
 # More curves of runs that are no results would hide the others.
 MAX_LOOSE = 10
@@ -37,52 +39,52 @@ class Line(NamedTuple):
 
 
 def learning_curves(
-    rounds: pd.DataFrame, by: str | None = None, metrics: Sequence[str] = ("GA", "LA"), wide: bool = False
+    study: Study, by: str | None = None, metrics: Sequence[str] = (GA, LA), wide: bool = False
 ) -> Picture:
     """GA and LA over the rounds; colour is the case, dash the value of one setting.
 
     Args:
-        rounds: From `runs.rounds`.
+        study: The runs.
         by: The setting that the dash shows; by default a condition that varies, if one does.
         metrics: One panel each.
         wide: Over both columns of a paper, with the panels side by side.
     """
-    return _draw(rounds, by, metrics, _rounds_axis, wide)
+    return _draw(study, by, metrics, _rounds_axis, wide)
 
 
-def curves_by_clients(rounds: pd.DataFrame) -> Picture:
+def curves_by_clients(study: Study) -> Picture:
     """Learning curves for several numbers of clients N."""
-    return _draw(rounds, "data.clients", ("GA",), _rounds_axis)
+    return _draw(study, "data.clients", (GA,), _rounds_axis)
 
 
-def curves_by_alpha(rounds: pd.DataFrame) -> Picture:
+def curves_by_alpha(study: Study) -> Picture:
     """Learning curves for several degrees of heterogeneity alpha, at the best setting of each."""
-    return _draw(rounds, "data.alpha", ("GA",), _rounds_axis)
+    return _draw(study, "data.alpha", (GA,), _rounds_axis)
 
 
-def online_against_offline(rounds: pd.DataFrame) -> Picture:
+def online_against_offline(study: Study) -> Picture:
     """FOLA's online Fisher against the offline one."""
-    return _draw(rounds, None, ("GA", "LA"), _rounds_axis)
+    return _draw(study, None, (GA, LA), _rounds_axis)
 
 
-def prior_and_product(rounds: pd.DataFrame) -> Picture:
+def prior_and_product(study: Study) -> Picture:
     """Product or average, each with and without the prior loss: dash is the strength lambda."""
-    return _draw(rounds, "method.strength", ("GA", "LA"), _rounds_axis)
+    return _draw(study, "method.strength", (GA, LA), _rounds_axis)
 
 
-def personal_curves(rounds: pd.DataFrame) -> Picture:
+def personal_curves(study: Study) -> Picture:
     """Accuracy on the clients' own test sets, before and after local training."""
-    return _draw(rounds, None, ("PA_before", "PA_after"), _rounds_axis, chosen_by="GA")
+    return _draw(study, None, ("PA_before", "PA_after"), _rounds_axis, chosen_by=GA)
 
 
-def against_bytes(rounds: pd.DataFrame, by: str | None = None, metrics: Sequence[str] = ("GA",)) -> Picture:
+def against_bytes(study: Study, by: str | None = None, metrics: Sequence[str] = (GA,)) -> Picture:
     """Accuracy over what was sent in both directions by all clients: who sends twice as much arrives at half the x."""
-    return _draw(rounds, by, metrics, _bytes_axis)
+    return _draw(study, by, metrics, _bytes_axis)
 
 
-def against_seconds(rounds: pd.DataFrame, by: str | None = None, metrics: Sequence[str] = ("GA",)) -> Picture:
+def against_seconds(study: Study, by: str | None = None, metrics: Sequence[str] = (GA,)) -> Picture:
     """Accuracy over the time of training and aggregation, without evaluation; on a busy machine time says little."""
-    return _draw(rounds, by, metrics, _seconds_axis)
+    return _draw(study, by, metrics, _seconds_axis)
 
 
 class Axis(NamedTuple):
@@ -115,78 +117,105 @@ def _seconds_axis(rounds: pd.DataFrame) -> Axis:
 
 
 def _draw(
-    rounds: pd.DataFrame,
+    study: Study,
     by: str | None,
     metrics: Sequence[str],
     axis_of: Callable[[pd.DataFrame], Axis],
     wide: bool = False,
     chosen_by: str | None = None,
 ) -> Picture:
-    if not len(rounds):
-        return style.empty("no round has been measured yet", rounds)
-    known = [metric for metric in metrics if metric in rounds and rounds[metric].notna().any()]
-    if not known:
-        return style.empty(f"no run has measured {', '.join(metrics)}", rounds)
-    metrics = known
-    if axis_of is _bytes_axis and "bytes_down" not in rounds:
-        return style.empty("no run has counted bytes", rounds)
-    by = by or _dash_setting(rounds)
-    rounds, remarks = contests.largest(rounds, [by] if by else [])
+    metrics, nothing = _measured(study.rounds, metrics, axis_of)
+    if nothing:
+        return style.empty(nothing, study)
+    study = study.of(study.runs.loc[study.runs["run_id"].isin(study.rounds["run_id"])])
+    by = by or _dash_setting(study)
+    study, remarks = comparisons.largest(study, [by] if by else [])
     if axis_of is _bytes_axis:
-        rounds, silent = _without_silent(rounds)
+        study, silent = _without_silent(study)
         remarks += silent
-        if not len(rounds):
-            return style.empty("these methods send nothing", rounds)
-    axis = axis_of(rounds)
-    rounds = rounds.assign(x=axis.values)
+        if not len(study.rounds):
+            return style.empty("these methods send nothing", study)
+    axis = axis_of(study.rounds)
+    rounds = study.rounds.assign(x=axis.values)
     chosen_by = chosen_by or metrics[0]
-    lines, best = _lines(rounds, by, chosen_by)
-    values = list(dict.fromkeys(line.value for line in lines))
-    values = sorted(values, key=contests.order)
-    cases = list(dict.fromkeys(line.case for line in lines))
-    methods = {line.case: DISPLAY.get(m, m) for line in lines for m in _all(line)["method"].iloc[:1]}
-    looks, dashes = style.looks(cases, methods), style.dashes(values)
+    lines, best = _lines(study, rounds, by, chosen_by)
+    looks, dashes = _strokes_of(lines)
     figure, panels = style.picture(len(metrics), height=2.3 if len(lines) <= 6 else 3.0, wide=wide, sharex=True)
     longest = int(rounds["round"].max())
     bands: list[Band] = []
     for panel, metric in zip(panels, metrics, strict=True):
         for line in lines:
             bands += _curve(panel, line, metric, looks[line.case], dashes[line.value], longest, len(lines))
-        panel.set_ylabel(AXIS_NAMES.get(metric, metric))
-        if metric in AXIS_NAMES:
+        panel.set_ylabel(AXES.get(metric, metric))
+        if metric in AXES:
             strokes.percent(panel)
-    label = axis.label
-    if axis.whole:
-        strokes.rounds(panels[-1], longest)
-    elif _far_apart(rounds):
-        panels[-1].set_xscale("log")
-        style.logarithmic(panels[-1])
-        label = f"{label}, log scale"
-    for panel in panels if wide else panels[-1:]:
-        panel.set_xlabel(label)
-    entries = [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
-    settings = []
-    if len(values) > 1 and by is not None:
-        settings = [
-            (f"{contests.symbol(by)} = {contests.shown(value)}", {"linestyle": dash}) for value, dash in dashes.items()
-        ]
-    style.legend(figure, entries, settings)
+    _label(panels if wide else panels[-1:], axis, rounds)
+    _legend(figure, looks, dashes, by)
     loose = _loose_remarks(lines)
     style.headline(figure, _basis(bands, best, chosen_by) + ("; " + "; ".join(loose) if loose else ""))
-    about = [*contests.budget_remarks(best), *contests.confirmed_remarks(best)]
-    figure.remarks = [*rounds.attrs.get("remarks", ()), *remarks, *about, *loose]
+    about = [*comparisons.budget_remarks(best), *comparisons.confirmed_remarks(best)]
+    figure.remarks = [*study.remarks, *remarks, *about, *loose]
     figure.run_ids = [
         str(run_id) for line in lines for part in (line.results, line.loose) for run_id in part["run_id"].unique()
     ]
     return figure
 
 
-def _without_silent(rounds: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def _measured(
+    rounds: pd.DataFrame, metrics: Sequence[str], axis_of: Callable[[pd.DataFrame], Axis]
+) -> tuple[list[str], str]:
+    """The metrics that there are, and why there is nothing to draw; empty if there is something."""
+    known = [metric for metric in metrics if metric in rounds and rounds[metric].notna().any()]
+    if not len(rounds):
+        return known, "no round has been measured yet"
+    if not known:
+        return known, f"no run has measured {', '.join(metrics)}"
+    if axis_of is _bytes_axis and "bytes_down" not in rounds:
+        return known, "no run has counted bytes"
+    return known, ""
+
+
+def _strokes_of(lines: Sequence[Line]) -> tuple[dict[str, Look], dict[Any, Any]]:
+    """The look of every case, and the dash of every value."""
+    cases = list(dict.fromkeys(line.case for line in lines))
+    methods = {line.case: DISPLAY.get(m, m) for line in lines for m in _all(line)["method"].iloc[:1]}
+    values = sorted(dict.fromkeys(line.value for line in lines), key=comparisons.order)
+    return style.looks(cases, methods), style.dashes(values)
+
+
+def _label(panels: Sequence[Axes], axis: Axis, rounds: pd.DataFrame) -> None:
+    """What runs along x, below these panels; they share it."""
+    label = axis.label
+    if axis.whole:
+        strokes.rounds(panels[-1], int(rounds["round"].max()))
+    elif _far_apart(rounds):
+        panels[-1].set_xscale("log")
+        style.logarithmic(panels[-1])
+        label = f"{label}, log scale"
+    for panel in panels:
+        panel.set_xlabel(label)
+
+
+def _legend(figure: Picture, looks: Mapping[str, Look], dashes: Mapping[Any, Any], by: str | None) -> None:
+    """Colours and markers of the cases, dashes of the values."""
+    cases = [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
+    values = (
+        []
+        if by is None or len(dashes) < 2
+        else [
+            (f"{comparisons.symbol(by)} = {comparisons.shown(value)}", {"linestyle": dash})
+            for value, dash in dashes.items()
+        ]
+    )
+    style.legend(figure, cases, values)
+
+
+def _without_silent(study: Study) -> tuple[Study, list[str]]:
     """Training in one place sends nothing, and has no place on an axis of bytes."""
+    rounds = study.rounds
     sent = (rounds["bytes_down"] + rounds["bytes_up"]).groupby(rounds["case"]).transform("sum")
     silent = list(rounds.loc[sent.eq(0), "case"].unique())
-    kept = rounds.loc[sent.gt(0)]
-    kept.attrs.update(rounds.attrs)
+    kept = study.of(study.runs.loc[~study.runs["case"].isin(silent)])
     return kept, [f"{', '.join(silent)} sends nothing and is not shown"] if silent else []
 
 
@@ -196,23 +225,16 @@ def _far_apart(rounds: pd.DataFrame) -> bool:
     return bool(rounds["x"].min() > 0 and ends.max() > 20 * ends.min())
 
 
-def _dash_setting(rounds: pd.DataFrame) -> str | None:
-    candidates = [key for key in contests.conditions(rounds) if key != "federation.rounds"]
+def _dash_setting(study: Study) -> str | None:
+    candidates = [key for key in comparisons.conditions(study) if key != "federation.rounds"]
     return next((key for key in ("data.alpha", "data.clients") if key in candidates), next(iter(candidates), None))
 
 
-def finals(rounds: pd.DataFrame) -> pd.DataFrame:
-    """The last round of every run."""
-    last = rounds.sort_values("round").drop_duplicates("run_id", keep="last").sort_index()
-    last.attrs.update(rounds.attrs)
-    return last
-
-
-def _lines(rounds: pd.DataFrame, by: str | None, metric: str) -> tuple[list[Line], pd.DataFrame]:
-    table = finals(rounds)
-    keys = [by] if by is not None and by in rounds else []
-    best = contests.best_of_grid(table, metric, keys)
-    settings = [key for key in contests.tuned(table) if key not in keys]
+def _lines(study: Study, rounds: pd.DataFrame, by: str | None, metric: str) -> tuple[list[Line], pd.DataFrame]:
+    table = study.runs
+    keys = [by] if by is not None and by in table else []
+    best = comparisons.best_of_grid(study, metric, keys)
+    settings = [key for key in comparisons.tuned(study) if key not in keys]
     lines = []
     for _, row in best.iterrows():
         mine = table.loc[table["case"].eq(row["case"])]

@@ -12,10 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from numpy.typing import ArrayLike
 
-from analysis import contests, style
+from analysis import columns, comparisons, style
+from analysis.runs import Study
 from analysis.statistics import mean_band
-from analysis.style import AXIS_NAMES, Look, Picture
-from fl_lightning.runs import strokes
+from analysis.style import Look, Picture
+from fl_lightning.metrics.metric import AXES
+from fl_lightning.runs.plotting import strokes
 
 # The diagonal is FOLA itself and keeps its colour; the plain average is FedAvg's.
 FORMS: Mapping[str, tuple[str, str]] = {
@@ -34,28 +36,29 @@ class Kind(NamedTuple):
     evaluation: str
 
 
-def curvatures(rounds: pd.DataFrame) -> Picture:
+def curvatures(study: Study) -> Picture:
     """GA and LA of all curvatures over the rounds."""
-    return _over_rounds(rounds, AXIS_NAMES, 100)
+    return _over_rounds(study, AXES, 100)
 
 
-def cosine_of_precisions(rounds: pd.DataFrame) -> Picture:
+def cosine_of_precisions(study: Study) -> Picture:
     """How alike the clients' precisions are: after the paper's min-max normalisation, and as they are."""
     names = {"precision_cosine_minmax": "cosine, min-max (paper)", "precision_cosine": "cosine, raw"}
-    if not any(name in rounds and rounds[name].notna().any() for name in names):
-        return style.empty("no run has measured the cosine between its clients' precisions; FOLA does", rounds)
-    return _over_rounds(rounds, names, 1)
+    if not any(name in study.rounds and study.rounds[name].notna().any() for name in names):
+        return style.empty("no run has measured the cosine between its clients' precisions; FOLA does", study)
+    return _over_rounds(study, names, 1)
 
 
-def ridge_curves(ridges: pd.DataFrame) -> Picture:
+def ridge_curves(study: Study) -> Picture:
     """Test accuracy along the ridge between two clients, one panel for each round that was probed.
 
     Args:
-        ridges: From `Runs.ridges`: the columns of the runs, `round`, `share` (pi_1), `accuracy`, and `path`, which is
+        study: From `arrays.ridges`: with the further columns `round`, `share` (pi_1), `accuracy`, and `path`, which is
             `ridge` or `line` (the straight line of FedAvg).
     """
+    ridges = study.runs
     if not len(ridges):
-        return style.empty("no run has probed the ridge; set probe.ridge_rounds, as the study laplace does", ridges)
+        return style.empty("no run has probed the ridge; set probe.ridge_rounds, as the study laplace does", study)
     probed = sorted(ridges["round"].unique())
     figure, panels = style.picture(len(probed), sharex=True, height=2.1)
     shown: dict[Kind, Any] = {}
@@ -74,7 +77,7 @@ def ridge_curves(ridges: pd.DataFrame) -> Picture:
     panels[-1].set_xlabel("share $π_1$ of client 1 (0: client 2's model, 1: client 1's)")
     _legend(figure, list(shown))
     style.headline(figure, style.seeds(sorted(numbers)))
-    figure.remarks = list(ridges.attrs.get("remarks", ()))
+    figure.remarks = list(study.remarks)
     figure.run_ids = list(dict.fromkeys(ridges["run_id"]))
     return figure
 
@@ -113,11 +116,12 @@ def precision_matrix(matrix: ArrayLike, name: str = "") -> Picture:
     return figure
 
 
-def _over_rounds(rounds: pd.DataFrame, metrics: Mapping[str, str], scale: float) -> Picture:
-    if not len(rounds):
-        return style.empty("there are no runs", rounds)
+def _over_rounds(study: Study, metrics: Mapping[str, str], scale: float) -> Picture:
+    if not len(study.rounds):
+        return style.empty("there are no runs", study)
+    study, remarks = comparisons.largest(study)
+    rounds = study.rounds
     measured = [metric for metric in metrics if metric in rounds]
-    rounds, remarks = contests.largest(rounds)
     figure, panels = style.picture(len(measured), sharex=True)
     shown: dict[Kind, Any] = {}
     numbers: set[int] = set()
@@ -137,20 +141,22 @@ def _over_rounds(rounds: pd.DataFrame, metrics: Mapping[str, str], scale: float)
                     run["round"].iloc[-1:], scale * run[metric].iloc[-1:], "X", color=_look(kind.form).colour, ms=4
                 )
         panel.set_ylabel(metrics[metric])
-        if metric in AXIS_NAMES:
+        if metric in AXES:
             strokes.percent(panel)
     panels[-1].set_xlabel("round")
     strokes.rounds(panels[-1], int(rounds["round"].max()))
     _legend(figure, list(shown))
     style.headline(figure, style.seeds(sorted(numbers)))
-    figure.remarks = [*rounds.attrs.get("remarks", ()), *remarks]
+    figure.remarks = [*study.remarks, *remarks]
     figure.run_ids = list(dict.fromkeys(rounds["run_id"]))
     return figure
 
 
 def _kinds(table: pd.DataFrame) -> Iterator[tuple[Kind, pd.DataFrame]]:
     """The runs of every curvature, in the order of `FORMS`; methods without one count as average."""
-    bayes = table["method"].eq("fola") & ~table.get("method.aggregation", pd.Series("", table.index)).eq("average")
+    bayes = table["method"].isin(columns.FOLA) & ~table.get("method.aggregation", pd.Series("", table.index)).eq(
+        "average"
+    )
     form = table.get("method.curvature_form", pd.Series("diagonal", table.index)).where(bayes, "none").fillna("none")
     evaluation = table.get("method.curvature", pd.Series("online", table.index)).where(bayes, "none").fillna("none")
     for name in FORMS:

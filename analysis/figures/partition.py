@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from analysis import style
 from analysis.style import Picture
-from fl_lightning.runs import strokes
+from fl_lightning.runs.plotting import strokes
 
 # More panels than this cannot be read in one column.
 MOST = 6

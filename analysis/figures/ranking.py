@@ -6,10 +6,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis import contests, style
+from analysis import comparisons, style
 from analysis.figures.accuracy import finish, lacking, values_of
+from analysis.runs import Study
 from analysis.style import Picture
-from fl_lightning.runs import palette
+from fl_lightning.metrics.metric import GA
+from fl_lightning.runs.plotting import palette
 
 # Training on pooled data is no contestant: it says how far the others could get.
 REFERENCES = frozenset({"centralised"})
@@ -17,16 +19,16 @@ ROW = 0.19  # inches for a method
 SPREAD = 0.7  # of a row is shared by the values of alpha
 
 
-def winners(runs: pd.DataFrame) -> Picture:
+def winners(study: Study) -> Picture:
     """GA of every method for each alpha, which is the colour; a filled marker is the best, or not told from it.
 
     A method is told from the best if its interval ends below where that of the best begins. Rows are sorted by the
     mean over all alpha.
     """
-    if problem := lacking(runs, "data.alpha"):
-        return style.empty(problem, runs)
-    runs, remarks = contests.largest(runs, ("data.alpha",))
-    best = contests.best_of_grid(runs, "GA", ["data.alpha"])
+    if problem := lacking(study, "data.alpha"):
+        return style.empty(problem, study)
+    study, remarks = comparisons.largest(study, ("data.alpha",))
+    best = comparisons.best_of_grid(study, GA, ["data.alpha"])
     alphas = values_of(best, "data.alpha")
     # Rounded, so that equals stand in the order of their names, whatever the last bit says.
     means = best.groupby("case")["mean"].mean().round(9)
@@ -37,12 +39,12 @@ def winners(runs: pd.DataFrame) -> Picture:
         mine = best.loc[best["data.alpha"].eq(alpha)].set_index("case").reindex(order)
         shift = SPREAD * ((number + 0.5) / len(alphas) - 0.5)
         first = _draw(panel, mine, colour, -shift)
-        entries.append((f"α = {contests.shown(alpha)}: {first}", {"color": colour, "marker": "o"}))
+        entries.append((f"α = {comparisons.shown(alpha)}: {first}", {"color": colour, "marker": "o"}))
     panel.set_xlabel("GA (%)")
     panel.set_yticks(range(len(order)), order)
     panel.set_ylim(-0.6, len(order) - 0.4)
     style.legend(figure, entries, columns=2)
-    return finish(figure, best, runs, remarks, "filled: best or level with it", percent=False)
+    return finish(figure, best, study, remarks, "filled: best or level with it", percent=False)
 
 
 def _draw(panel: Axes, rows: pd.DataFrame, colour: str, shift: float) -> str:

@@ -26,24 +26,16 @@ OUTSIDE = {
     "LICENSE": "LICENSE",
     "CITATION.cff": "CITATION.cff",
 }
-# Guides in the order in which one wants to read them; others follow.
-GUIDES = (
-    "tutorial",
-    "methods",
-    "data",
-    "tasks",
-    "sweeps",
-    "uncertainty",
-    "workers",
-    "cluster",
-    "gpu",
-    "analysis",
-    "extending",
-    "laplace",
-    "structured",
-)
-RESULTS = ("results", "baselines")
-PROJECT = ("contributing", "changelog", "benchmarks")
+# Guides by task. A guide that is missing here follows under Reference.
+NAVIGATION = {
+    "Start": {"Tutorial": "tutorial"},
+    "Understand": {"FOLA": "fola", "Methods": "methods", "Results": "results", "Rules of the verdicts": "claims"},
+    "Run": {"Runs": "running", "Data and models": "data"},
+    "Sweep": {"Sweeps": "sweeps"},
+    "Analyse": {"Reports, tables, figures": "analysis", "Uncertainty": "uncertainty"},
+    "Extend": {"Extending": "extending", "Architecture": "architecture", "Contributing": "contributing"},
+    "Operate": {"Workers, clusters, GPUs": "scaling", "Reliability": "reliability", "Benchmarks": "benchmarks"},
+}
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)([^)]*\))")
 
 
@@ -61,16 +53,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     modules = {name: page for package in PACKAGES for name, page in modules_of(root, package)}
     for name, page in modules.items():
         files.append(File.generated(config, page, content=f"# {name}\n\n::: {name}\n"))
-    ordered = (*GUIDES, *RESULTS, *PROJECT, "index")
-    others = [Path(file.src_uri).stem for file in files.documentation_pages() if "/" not in file.src_uri]
-    guides = [*GUIDES, *sorted(set(others) - set(ordered))]
-    config.nav = [
-        {"Home": "index.md"},
-        {"Guides": [f"{name}.md" for name in guides]},
-        {"Results": [f"{name}.md" for name in RESULTS]},
-        {"Reference": _tree(modules)},
-        {"Project": [f"{name}.md" for name in PROJECT]},
-    ]
+    pages = {Path(file.src_uri).stem for file in files.documentation_pages() if "/" not in file.src_uri}
+    nav: list[Any] = [{"Home": "index.md"}]
+    for task, guides in NAVIGATION.items():
+        nav.append({task: [{title: f"{name}.md"} for title, name in guides.items() if name in pages]})
+        pages -= set(guides.values())
+    others = [f"{name}.md" for name in sorted(pages - {"index"})]
+    config.nav = [*nav, {"Reference": [*others, *_tree(modules)]}]
     return files
 
 

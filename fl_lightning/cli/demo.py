@@ -1,16 +1,15 @@
 """fl-lightning demo: FOLA against FedAvg where it matters, on data that comes with the installation."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.flags import CommandParser, add_runs
 from fl_lightning.cli.sweep import show
 
 
 def main(arguments: Sequence[str]) -> int:
     """Sweep the study called demo, and draw its curves."""
     parser = CommandParser(prog="fl-lightning demo", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
+    add_runs(parser)
     parser.add_argument("--scale", default="small", help="smoke, small or paper: rounds and seeds [small]")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
     options = parser.parse_args(list(arguments))

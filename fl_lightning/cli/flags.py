@@ -2,12 +2,17 @@
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal, NoReturn
 
+from fl_lightning import discovery
 from fl_lightning.errors import UserError, require
-from fl_lightning.stopping import Stop, stop_of
+from fl_lightning.metrics.early_stopping import Stop, stop_of
+from fl_lightning.runs.config.type_help import type_name
 
+INDENT = 8 * " "
 # Options that a configuration file may hold beside the settings of a run: who computes, which changes no number.
 COMPUTING = ("workers", "address", "resources.cpu", "resources.gpu")
 
@@ -21,44 +26,107 @@ class CommandParser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
 
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)  # argparse's own hides that the disk is full
+
+
+def add_runs(parser: ArgumentParser) -> None:
+    """`--runs` is the folder of the runs in every command; `--out`, where there is one, is what a command writes."""
+    folder = Path("runs")
+    parser.add_argument("--runs", dest="out", type=Path, default=folder, metavar="FOLDER", help="of all runs [runs]")
+
 
 def add_workers(parser: ArgumentParser, what: str = "the clients of a round train") -> None:
     """The flags that say who computes; none of them changes a number."""
-    parser.add_argument("--workers", metavar="N", help=f"processes in which {what}, or auto [1]")
+    parser.add_argument("--workers", metavar="N", help=f"processes in which {what}, to the same numbers, or auto [1]")
     parser.add_argument("--address", help="of a Ray cluster, or auto; without it this machine computes")
     parser.add_argument("--resources.cpu", type=float, default=1.0, metavar="N", help="CPUs of one process [1]")
-    parser.add_argument("--resources.gpu", type=float, default=0.0, metavar="N", help="GPUs, or part of one [0]")
+    parser.add_argument("--resources.gpu", type=float, default=0.0, metavar="N", help="GPUs; 0.5 puts two on each [0]")
 
 
-def with_files(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+def with_files(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
     """The options of a command, and the settings of the run; flags override those of --config files."""
-    from fl_lightning.config import read_yaml  # only who runs something waits for it
+    from fl_lightning.runs.config.run_config import read_yaml  # torch: lists and tables need none
+    from fl_lightning.runs.config.schema import as_text
 
-    options, _ = parser.parse_known_args(list(arguments))
-    from_files = [flag for path in options.config for flag in read_yaml(path)]
-    computing = [flag for flag in from_files if flag.removeprefix("--").partition("=")[0] in COMPUTING]
+    options, flags = parser.parse_known_args(list(arguments))
+    from_files = {key: value for path in options.config for key, value in read_yaml(path).items()}
+    computing = [f"--{key}={as_text(key, from_files.pop(key))}" for key in COMPUTING if key in from_files]
     options, flags = parser.parse_known_args([*computing, *arguments])
-    return options, [flag for flag in from_files if flag not in computing] + flags
+    return options, {**from_files, **flags_to_settings(flags)}
 
 
-def split_off_stop(flags: Sequence[str]) -> tuple[Stop | None, list[str]]:
-    """The rule by which runs stop early, and the other flags; it is no setting, for no number of a round depends on it.
+def flags_to_settings(flags: Sequence[str]) -> dict[str, str]:
+    """Flags as dotted keys and their text.
 
-    >>> split_off_stop(["--data.alpha", "0.1", "--stop.patience", "5"])
-    (Stop(metric='GA', at_least=inf, patience=5), ['--data.alpha', '0.1'])
+    >>> flags_to_settings(["--training.lr", "0.1", "--data=mnist"])
+    {'training.lr': '0.1', 'data': 'mnist'}
     """
-    parser = CommandParser(add_help=False)
-    for name in ("metric", "at_least", "patience"):
-        parser.add_argument(f"--stop.{name}")
-    found, rest = parser.parse_known_args(list(flags))
-    given = {name.removeprefix("stop."): value for name, value in vars(found).items() if value not in (None, "null")}
-    for name, kind, words in (("at_least", float, "a number"), ("patience", int, "a number of rounds >= 1")):
-        if name in given:
-            try:
-                given[name] = kind(given[name])
-            except ValueError:
-                raise UserError(f"stop.{name} must be {words}, got {given[name]!r}") from None
-    return stop_of(given), rest
+    settings: dict[str, str] = {}
+    lacking, rest = [], list(flags)
+    while rest:
+        flag = rest.pop(0)
+        require(flag.startswith("--"), f"expected a setting as --key value, got {flag!r}")
+        key, equals, value = flag.removeprefix("--").partition("=")
+        if equals or (rest and not rest[0].startswith("--")):
+            settings[key] = value if equals else rest.pop(0)
+        else:
+            lacking.append(key)
+    if lacking:
+        from fl_lightning.runs.config.run_config import check_keys, chosen_names
+        from fl_lightning.runs.config.schema import schema_of
+
+        names = chosen_names(settings)
+        check_keys([key for key in lacking if not key.startswith("stop.")], schema_of(names), names)
+        raise UserError(f"--{lacking[0]} needs a value")
+    return settings
+
+
+def split_off_stop(settings: Mapping[str, Any]) -> tuple[Stop | None, dict[str, Any]]:
+    """The rule by which runs stop early, and the settings; it is none of them, for no number of a round depends on it.
+
+    >>> split_off_stop({"data.alpha": "0.1", "stop.patience": "5"})
+    (Stop(metric='GA', at_least=inf, patience=5), {'data.alpha': '0.1'})
+    """
+    from fl_lightning.runs.config.schema import meaning
+
+    rest = dict(settings)
+    rule = {name: rest.pop(f"stop.{name}", None) for name in ("metric", "at_least", "patience")}
+    return stop_of({name: meaning(value) if isinstance(value, str) else value for name, value in rule.items()}), rest
+
+
+def explained(names: Mapping[str, str], only: Collection[str] = ()) -> str:
+    """The settings of a run with these parts for a help text, with their meaning and default.
+
+    Args:
+        names: Of the parts: method, data, model, engine.
+        only: The sections that are wanted, instead of all.
+    """
+    from fl_lightning.runs.config.schema import PARTS, as_text, schema_of
+
+    lines, section = [], ""
+    for key, item in schema_of(names).items():
+        head = key.partition(".")[0]
+        if only and head not in only:
+            continue
+        if head != section and not only:
+            lines += ["", _heading(head, names)]
+        section = head
+        choice = f" One of {', '.join(discovery.names(PARTS[key][0]))}." if key in PARTS else ""
+        text = f"{item.help}{choice} [{as_text(key, item.default)}]"
+        lines += [f"  --{key} {type_name(item.type)}", fill(text, 110, initial_indent=INDENT, subsequent_indent=INDENT)]
+    return "\n".join(lines)
+
+
+def _heading(section: str, names: Mapping[str, str]) -> str:
+    from fl_lightning.runs.config.schema import PARTS
+
+    if section not in PARTS:
+        return "run" if section == "seed" else section
+    kind, name = PARTS[section][0], names[section]
+    heading = f"{section} {name}: {discovery.summary(discovery.find(kind, name))}"
+    ingredients = discovery.made_of(kind, name)
+    return f"{heading} Made of {ingredients}." if ingredients else heading
 
 
 def number_of_workers(text: str | None) -> "int | Literal['auto']":
@@ -91,3 +159,13 @@ def chosen_by(flags: Sequence[str]) -> dict[str, Any]:
             value = text
         found.setdefault(key, []).append(tuple(value) if isinstance(value, list) else value)
     return {key: values if len(values) > 1 else values[0] for key, values in found.items()}
+
+
+def writable_picture(path: Path) -> Path:
+    """The path, if a picture can be written there: better refused now than after hours."""
+    require(path.suffix == ".png", f"--picture must end in .png, got {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {path.parent}: {error.strerror}; choose another --picture") from None
+    return path

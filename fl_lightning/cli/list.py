@@ -38,6 +38,6 @@ def _found(kind: str) -> dict[str, str]:
 
 
 def _with_ingredients(kind: str, name: str, text: str) -> str:
-    """A named setting says what it is made of."""
+    """A preset says what it is made of."""
     ingredients = discovery.made_of(kind, name)
     return f"{text} Made of {ingredients}." if ingredients else text

@@ -2,29 +2,24 @@
 
 import json
 import math
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from textwrap import fill
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fl_lightning import config as configuration
-from fl_lightning import discovery
-from fl_lightning.cli.compare import writable_picture
-from fl_lightning.cli.flags import CommandParser
-from fl_lightning.config import RunConfig, fields_of
-from fl_lightning.data import feature_skew, heterogeneity, strata
+from fl_lightning.cli.flags import CommandParser, add_runs, explained, with_files, writable_picture
+from fl_lightning.data import feature_skew, heterogeneity
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.own_tests import own_tests
-from fl_lightning.data.partition import Split, counted, divide
+from fl_lightning.data.partition import Split, counted
 from fl_lightning.data.shares import class_counts, content_hash
 from fl_lightning.errors import require
-from fl_lightning.inputs import several
-from fl_lightning.type_words import type_name
+from fl_lightning.models.inputs import several
+from fl_lightning.runs.config.run_config import RunConfig, chosen_names, configure
+from fl_lightning.runs.config.schema import fields_of
 
 # More panels than this are no picture, more rows no table that anybody reads.
 MOST_SPLITS, MOST_ROWS = 24, 100
@@ -68,8 +63,13 @@ class Preview(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Show the partitions that the flags describe."""
-    options, flags = read(arguments)
-    settings = [(varied, configuration.parse(own)) for varied, own in side_by_side(flags)]
+    parser = _parser()
+    options, given = with_files(parser, arguments)
+    if options.help:
+        parser.epilog = EXAMPLES + explained(chosen_names(given), only=("data", "seed"))
+        parser.print_help()
+        return 0
+    settings = [(varied, configure(own)) for varied, own in side_by_side(given)]
     dataset = settings[0][1].source.load()
     previews = [preview(varied, config, dataset) for varied, config in settings]
     picture = draw(previews, writable_picture(options.picture or options.out / "partition.png"))
@@ -81,70 +81,54 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Split the options of the command from the settings of the run; settings of files come first."""
+def _parser() -> CommandParser:
     parser = CommandParser(
         prog="fl-lightning partition",
         usage="fl-lightning partition [--config FILE] [--picture FILE.png] [--json] [--KEY VALUE[,VALUE...] ...]",
         description=DESCRIPTION,
-        epilog=EXAMPLES + _explained(configuration.chosen_names(arguments)),
         formatter_class=RawDescriptionHelpFormatter,
+        add_help=False,
     )
+    parser.add_argument("-h", "--help", action="store_true", help="this text; with --data NAME, that dataset's")
     parser.add_argument("--config", action="append", default=[], help="YAML file with settings; flags override it")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
-    parser.add_argument("--picture", type=Path, help="where to save the picture [OUT/partition.png]")
+    add_runs(parser)
+    parser.add_argument("--picture", type=Path, help="where to save the picture [RUNS/partition.png]")
     parser.add_argument("--json", action="store_true", help="print one object with all numbers, and nothing else")
-    options, flags = parser.parse_known_args(list(arguments))
-    return options, [flag for path in options.config for flag in configuration.read_yaml(path)] + flags
+    return parser
 
 
-def side_by_side(flags: Sequence[str]) -> list[tuple[dict[str, str], list[str]]]:
-    """The flags of every combination of values, each with what tells it from the others.
+def side_by_side(settings: Mapping[str, Any]) -> list[tuple[dict[str, str], dict[str, Any]]]:
+    """The settings of every combination of values, each with what tells it from the others.
 
-    >>> for varied, own in side_by_side(["--data", "mnist", "--data.alpha", "0.1,1"]):
+    >>> for varied, own in side_by_side({"data": "mnist", "data.alpha": "0.1,1"}):
     ...     print(varied, own)
-    {'data.alpha': '0.1'} ['--data', 'mnist', '--data.alpha=0.1']
-    {'data.alpha': '1'} ['--data', 'mnist', '--data.alpha=1']
+    {'data.alpha': '0.1'} {'data': 'mnist', 'data.alpha': '0.1'}
+    {'data.alpha': '1'} {'data': 'mnist', 'data.alpha': '1'}
     """
-    kept: list[str] = []
     choices: dict[str, list[str]] = {}
-    rest = list(flags)
-    while rest:
-        flag = rest.pop(0)
-        key, equals, value = flag.removeprefix("--").partition("=")
-        if flag.startswith("--") and key in VARIED and (equals or rest):
-            given = value if equals else rest.pop(0)
+    for key, given in settings.items():
+        if key in VARIED and isinstance(given, str):
             values = [item.strip() for item in given.split(",")]
             require(all(values), f"--{key} needs a value between commas, got {given!r}")
             choices[key] = list(dict.fromkeys(values))
-        else:
-            kept.append(flag)
     combinations = list(product(*choices.values()))
     require(
         len(combinations) <= MOST_SPLITS,
         f"at most {MOST_SPLITS} partitions can be shown side by side, got {len(combinations)}; give fewer values",
     )
     named = [dict(zip(choices, values, strict=True)) for values in combinations]
-    return [
-        (
-            {key: value for key, value in one.items() if len(choices[key]) > 1},
-            kept + [f"--{key}={value}" for key, value in one.items()],
-        )
-        for one in named
-    ]
+    return [({key: value for key, value in one.items() if len(choices[key]) > 1}, {**settings, **one}) for one in named]
 
 
 def preview(varied: dict[str, str], config: RunConfig, dataset: Dataset) -> Preview:
     """Divide the training set as a run would."""
+    from fl_lightning.runs.problem import divided  # the training loop with it: not for errors and help
+
     config = replace(config, split=counted(config.split, dataset.owners))
-    strata.check(dataset, config.split)
-    clients = divide(dataset.strata, config.split, config.seed, dataset.owners)
+    division = divided(config, dataset)
     feature_skew.check(dataset, config.split)
-    examples = _examples(config, dataset, clients)
-    if config.split.client_test > 0:
-        clients, _ = own_tests(dataset.strata, clients, config.split.client_test, config.seed)
-    counts = class_counts(dataset.strata, clients, dataset.num_strata)
-    return Preview(varied, config, counts, content_hash(clients), examples)
+    counts = class_counts(dataset.strata, division.clients, dataset.num_strata)
+    return Preview(varied, config, counts, content_hash(division.clients), _examples(config, dataset, division.held))
 
 
 def _examples(config: RunConfig, dataset: Dataset, clients: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -161,12 +145,12 @@ def _examples(config: RunConfig, dataset: Dataset, clients: Sequence[Tensor]) ->
 
 def draw(previews: Sequence[Preview], path: Path) -> Path:
     """Save the picture."""
-    from fl_lightning.runs import pictures  # matplotlib: not for errors and help
+    from fl_lightning.runs.plotting import run_figures  # matplotlib: not for errors and help
 
     if len(previews) == 1:
         one = previews[0]
-        return pictures.save(pictures.partition(one.counts, _settings(one), one.examples), path)
-    return pictures.save(pictures.partitions({one.title: one.counts for one in previews}), path)
+        return run_figures.save(run_figures.partition(one.counts, _settings(one), one.examples), path)
+    return run_figures.save(run_figures.partitions({one.title: one.counts for one in previews}), path)
 
 
 def as_text(previews: Sequence[Preview]) -> str:
@@ -285,15 +269,3 @@ def _aligned(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """The rows with numbers at the right of their column."""
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
     return [{name.rjust(widths[name]): cell.rjust(widths[name]) for name, cell in row.items()} for row in rows]
-
-
-def _explained(names: Mapping[str, str]) -> str:
-    """The settings of the dataset and its partition, with their meaning and default."""
-    entries = []
-    for key, item in configuration.schema_of(names).items():
-        if key.startswith("data") or key == "seed":
-            choice = f" One of {', '.join(discovery.names('data'))}." if key == "data" else ""
-            default = item.default if isinstance(item.default, str) else json.dumps(item.default)
-            text = fill(f"{item.help}{choice} [{default}]", 110, initial_indent=" " * 8, subsequent_indent=" " * 8)
-            entries.append(f"  --{key} {type_name(item.type)}\n{text}")
-    return "\n".join(entries)

@@ -1,14 +1,17 @@
-"""One progress bar with round, GA, LA, what is being computed and the time that is left."""
+"""Progress bars of a run and of many runs: round, GA and LA, what is being computed, and the time that is left."""
 
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from fl_lightning.record import Measurement
+from fl_lightning.metrics.metric import GA, LA, Measurement, sign
 from fl_lightning.system import activity, interrupts
+
+if TYPE_CHECKING:
+    from tune.status import Status
 
 
 def interval() -> float:
@@ -61,7 +64,7 @@ class Progress:
         if self._quiet:
             return
         metrics = measurement.metrics
-        known = [f"{name} {metrics[name]:.1%}" for name in ("GA", "LA") if name in metrics]
+        known = [f"{name} {metrics[name]:.1%}" for name in (GA, LA) if name in metrics]
         self._numbers = ", ".join(known) or self._numbers  # of the last round that was measured
         if self._verbose:
             self._write(f"round {round}: {', '.join(f'{name} {value:.6g}' for name, value in metrics.items())}")
@@ -125,6 +128,74 @@ class Progress:
         self._listening.__enter__()
         if not self._quiet:
             self._note = note_line(f"{self._label}: loading")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._listening.__exit__(None, None, None)
+        self.close()
+
+
+class ProgressLine:
+    """One line: runs finished and in all, the best so far, the time that is left."""
+
+    def __init__(self, metric: str, quiet: bool) -> None:
+        self._metric, self._quiet = metric, quiet
+        self._note: tqdm[Any] | None = None
+        self._bar: tqdm[Any] | None = None
+        self._shown = ""
+
+    def show(self, status: "Status") -> None:
+        """Advance to this state; the same one again only moves the clock."""
+        interrupts.check()
+        if self._quiet:
+            return
+        self._close_note()
+        if self._bar is None or self._bar.total != status.total:
+            self.close()
+            self._bar = tqdm(
+                total=status.total,
+                initial=status.finished,
+                desc="runs",
+                unit="run",
+                mininterval=interval(),
+                miniters=0,  # rounds are news, too
+                smoothing=0,  # trials end in bursts; only their mean says how long the rest takes
+                dynamic_ncols=True,
+            )
+        way = sign(self._metric)
+        value = f"{status.best:.1%}" if way > 0 else f"{way * status.best:.4g}"
+        best = f"best {self._metric} {value}" if status.best > float("-inf") else ""
+        rounds = f"{status.rounds} rounds" if status.rounds else ""
+        self._shown = ", ".join(filter(None, [best, rounds]))
+        self._bar.set_postfix_str(self._shown, refresh=False)
+        self._bar.update(status.finished - self._bar.n)
+
+    def tell(self, doing: str) -> None:
+        """Show what is being done: Ray takes half a minute to start on a busy machine."""
+        interrupts.check()
+        if self._quiet:
+            return
+        if self._bar is None:
+            self._close_note()
+            self._note = note_line(doing)
+        elif time.monotonic() - self._bar.last_print_t > max(interval(), 0.2):
+            self._bar.set_postfix_str(", ".join(filter(None, [self._shown, doing])))
+
+    def close(self) -> None:
+        self._close_note()
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._shown)
+            self._bar.close()
+            self._bar = None
+
+    def _close_note(self) -> None:
+        if self._note is not None:
+            self._note.close()
+            self._note = None
+
+    def __enter__(self) -> "ProgressLine":
+        self._listening = activity.heard_by(self.tell, notes=not self._quiet)
+        self._listening.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.cli.flags import CommandParser, chosen_by
+from fl_lightning.cli.flags import CommandParser, add_runs, chosen_by
 from fl_lightning.cli.hints import is_server
 from fl_lightning.errors import UserError, require, unknown
-from fl_lightning.runs.store import store_uri
-from fl_lightning.runs.track import ATTEMPT_TAG, PARENT_TAG
+from fl_lightning.metrics.metric import GA, LA
+from fl_lightning.runs.folder import ATTEMPT_TAG
+from fl_lightning.runs.tracking.store import store_uri
+from fl_lightning.runs.tracking.sync import PARENT_TAG
 from fl_lightning.system.text import render
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         default=[],
         help="only runs with this setting, status or tag; may be repeated, also with the same key",
     )
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs [runs]")
+    add_runs(parser)
     parser.add_argument("--json", action="store_true", help="print one object for every run, and nothing else")
     parser.add_argument("--yes", action="store_true", help="delete without asking")
     options = parser.parse_args(list(arguments))
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         return _import(file, options.out)
     from analysis.runs import Runs
 
-    known = Runs(store_uri(options.out))
+    known = Runs(store_uri(options.out) if is_server(store_uri(options.out)) else options.out)
     chosen = _chosen(known, options, where)
     if options.action == "delete":
         return _delete(known, chosen, options)
@@ -90,12 +92,12 @@ def _chosen(known: "Runs", options: Namespace, where: dict[str, Any]) -> "pd.Dat
 
 
 def _full_id(known: "Runs", given: str, out: Path) -> str:
-    from fl_lightning.runs.removal import folders
+    from fl_lightning.runs.locate import folders
 
     by_folder = {folder.name: attempt for attempt, folder in folders(out).items()}
     name = Path(given).name
     if name in by_folder:
-        matching = [i for i in known.table["run_id"] if known.tags_of(i).get(ATTEMPT_TAG) == by_folder[name]]
+        matching = [i for i, run in known.known.items() if run.tags.get(ATTEMPT_TAG) == by_folder[name]]
     else:
         matching = [run_id for run_id in known.table["run_id"] if run_id.startswith(given)]
     if not matching:
@@ -113,14 +115,14 @@ def _rows(table: "pd.DataFrame") -> list[dict[str, str]]:
     for _, run in table.iterrows():
         row = {"id": str(run["run_id"])[:SHORT], "case": str(run["case"]), **{k: _text(run[k]) for k in usual}}
         row |= {name: _text(run[name]) for name in settings}
-        row |= {"round": str(run["rounds"]), "GA (%)": _percent(run["GA"]), "LA (%)": _percent(run["LA"])}
+        row |= {"round": str(run["rounds"]), "GA (%)": _percent(run[GA]), "LA (%)": _percent(run[LA])}
         rows.append(row | {"status": str(run["status"]), "started": f"{run['start']:%Y-%m-%d %H:%M}"})
     return rows
 
 
 def _page(known: "Runs", run: "pd.Series[Any]", out: Path) -> str:
     """Everything that is known of a run."""
-    from fl_lightning.runs.removal import folders
+    from fl_lightning.runs.locate import folders
 
     described = _described(known, run)
     tags = {k: v for k, v in described["tags"].items() if not k.startswith(("mlflow.", "fl_lightning."))}
@@ -143,28 +145,29 @@ def _page(known: "Runs", run: "pd.Series[Any]", out: Path) -> str:
 
 def _described(known: "Runs", run: "pd.Series[Any]") -> dict[str, Any]:
     """A run as JSON has it."""
-    metrics, settings = known.metrics_of(run), known.settings_of(run)
+    found, metrics = known.known[run["run_id"]], known.metrics_of(run["run_id"])
     head = {"run_id": run["run_id"], "name": run["name"], "case": run["case"], "status": run["status"]}
     rounds = int(run["rounds"])
-    return {**head, "rounds": rounds, "metrics": metrics, "settings": settings, "tags": known.tags_of(run["run_id"])}
+    return {**head, "rounds": rounds, "metrics": metrics, "settings": dict(found.settings), "tags": dict(found.tags)}
 
 
 def _delete(known: "Runs", chosen: "pd.DataFrame", options: Namespace) -> int:
-    from fl_lightning.runs.removal import folders, remove
+    from fl_lightning.runs.locate import folders, remove
 
     print(render(_rows(chosen)))
     if not options.yes and not _agreed(len(chosen)):
         print("nothing was deleted")
         return 0
     places = folders(options.out)
-    tags = {run_id: known.tags_of(run_id) for run_id in chosen["run_id"]}
-    for run_id, own in tags.items():
-        remove(options.out, run_id, places.get(own.get(ATTEMPT_TAG, "")))
-    left = [known.tags_of(run_id).get(PARENT_TAG) for run_id in known.table["run_id"] if run_id not in tags]
+    tags = {run_id: known.known[run_id].tags for run_id in chosen["run_id"]}
+    removed = [remove(options.out, run_id, places.get(own.get(ATTEMPT_TAG, ""))) for run_id, own in tags.items()]
+    left = [run.tags.get(PARENT_TAG) for run_id, run in known.known.items() if run_id not in tags]
     for sweep in {own[PARENT_TAG] for own in tags.values() if PARENT_TAG in own} - set(left):
         remove(options.out, sweep, None)  # a sweep without runs would only be an empty line in the UI
     where = store_uri(options.out) if is_server(store_uri(options.out)) else options.out
-    print(f"deleted {len(chosen)} of {len(known.table)} runs in {where}")
+    late = removed.count(False)
+    others = f"; another process has deleted {late} of those that were chosen" if late else ""
+    print(f"deleted {sum(removed)} of {len(known.table)} runs in {where}{others}")
     return 0
 
 
@@ -181,10 +184,10 @@ def _file(options: Namespace) -> Path:
 
 def _export(known: "Runs", chosen: "pd.DataFrame", file: Path, out: Path) -> int:
     from fl_lightning.runs.archive import pack
-    from fl_lightning.runs.removal import folders
+    from fl_lightning.runs.locate import folders
 
     places = folders(out)
-    found = [places.get(known.tags_of(run_id).get(ATTEMPT_TAG, "")) for run_id in chosen["run_id"]]
+    found = [places.get(known.known[run_id].tags.get(ATTEMPT_TAG, "")) for run_id in chosen["run_id"]]
     packed = pack({place for place in found if place is not None}, file)
     left = f"; {len(chosen) - packed} have not ended, or have no files in {out}" if packed < len(chosen) else ""
     require(packed > 0, f"no file was written{left}")

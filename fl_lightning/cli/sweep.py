@@ -9,23 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
-from fl_lightning.cli.flags import CommandParser, add_workers, number_of_workers
+from fl_lightning.cli.flags import CommandParser, add_runs, add_workers, flags_to_settings, number_of_workers
 from fl_lightning.cli.hints import GA_AND_LA, look, shown
-from fl_lightning.cli.progress import interval, note_line
-from fl_lightning.config import flags_to_settings
-from fl_lightning.direction import sign
+from fl_lightning.cli.progress import ProgressLine
 from fl_lightning.errors import require
 from fl_lightning.runs.identity import identity
-from fl_lightning.system import activity, interrupts
-from fl_lightning.system.text import render
 
 if TYPE_CHECKING:
     from analysis.report import Written
-    from tune.picture import Picture
     from tune.study import Study
-    from tune.sweep import Options, Outcome, Status
+    from tune.sweep import Options, Outcome
 
 EPILOG = """Any setting of `fl-lightning run` may follow, as --key value: it holds for all runs, and pins a key that the
 study varies. Studies: fl-lightning list studies. An own study is a YAML or Python file, see docs/sweeps.md.
@@ -39,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--scale", help="smoke, small, medium or paper, as far as the study has them [small]")
     parser.add_argument("--cases", metavar="LABEL,...", help="only these of the study's cases, by their labels [all]")
     parser.add_argument("--dry-run", action="store_true", help="count runs, estimate time and disk, and stop")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of everything that runs leave [runs]")
+    add_runs(parser)
     add_workers(parser, "a trial trains its clients")
     parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="trials at once, at most [all]")
     parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
@@ -48,21 +41,17 @@ def main(arguments: Sequence[str]) -> int:
     options, flags = parser.parse_known_args(list(arguments))
     require(options.study is not None, "expected a study; fl-lightning list studies shows those that come with it")
     require(options.max_concurrent >= 0, f"--max-concurrent must be >= 0, got {options.max_concurrent}")
-    from fl_lightning.cluster.connection import Resources
-    from tune.picture import Picture
-    from tune.study_file import read, workers_of
+    from fl_lightning.engines.parallel.ray_cluster import Resources
+    from tune.study_file import load, workers_of
     from tune.sweep import Options
 
-    study = read(options.study, options.scale, flags_to_settings(flags))
+    study = load(options.study, options.scale, flags_to_settings(flags))
     resources = Resources(getattr(options, "resources.cpu"), getattr(options, "resources.gpu"))
     said = workers_of(options.study, options.scale)
     workers = number_of_workers(options.workers or (None if said is None else str(said)))
     how = Options(
         options.out.resolve(), options.address, resources, options.max_concurrent, options.fresh, workers=workers
     )
-    if isinstance(study, Picture):
-        require(options.cases is None, f"{study.name} is a picture without cases, got --cases {options.cases}")
-        return draw(study, how.out)
     if options.cases is not None:
         study = study.only([label.strip() for label in options.cases.split(",")])
     if options.dry_run:
@@ -78,17 +67,20 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
     start = time.monotonic()
     with ProgressLine(study.metric, options.quiet) as line:
         line.tell("loading")
-        from tune.outcome import protocol_of, rows
+        from analysis import formats
+        from analysis.sweep_table import DIGITS, best_settings, sweep_table
+        from tune.outcome import protocol_of
         from tune.sweep import sweep  # imports what only a sweep needs
 
-        outcome = sweep(study, how, line.show)
+        outcome = sweep(study, how._replace(summary=best_settings), line.show)
     report, findings = _report(study, how, outcome) if study.report else (None, [])
-    table, protocol = rows(outcome.cells, study), protocol_of(outcome.cells, study)
+    table, protocol = sweep_table(outcome.cells, study), protocol_of(outcome.cells, study)
     if options.json:
-        print(json.dumps(_summary(outcome, table, protocol)))
+        best = formats.readable(table, "std", DIGITS).to_dict("records")
+        print(json.dumps(_summary(outcome, best, protocol)))
         return 0 if not outcome.failures else 1
-    if table:
-        print(render(table))
+    if len(table):
+        print(formats.aligned(table, "std", digits=DIGITS))
         print(f"\n{GA_AND_LA}")
         if protocol:
             print(textwrap.fill(protocol, 120))
@@ -101,32 +93,21 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
         print(note)
     if report is not None:
         print(f"report   {shown(report)}")
-    if curves and table:
+    if curves and len(table):
         print(f"curves   {shown(_draw(outcome, how.out / f'{study.name}.png'))}")
     print(f"tables   {shown(outcome.folder)}")
     print(f"compare  {look(how.out)}")
     return 0 if not outcome.failures else 1
 
 
-def draw(picture: "Picture", out: Path) -> int:
-    """Compute a study that is a picture, and say what is in it."""
-    from analysis import drawing
-
-    scene, folder = drawing.draw(picture, out)
-    print(render(drawing.rows(scene)))
-    print(f"\npictures  {shown(folder)}")
-    return 0
-
-
 def dry_run(study: "Study", how: "Options") -> None:
     """Say what a sweep would cost."""
-    from fl_lightning.cluster.connection import local_nodes
-    from fl_lightning.workers.crew import check_held
+    from fl_lightning.engines.parallel.executor import check_held
+    from fl_lightning.engines.parallel.ray_cluster import local_nodes
     from tune.best import listed, named
     from tune.estimate import forecast
     from tune.follow_up import expected
     from tune.grid import cells, environments
-    from tune.packing import units
     from tune.sweep import fitting, local_slots, missing
 
     each = 1 if how.workers == "auto" else how.workers
@@ -162,14 +143,12 @@ def dry_run(study: "Study", how: "Options") -> None:
     todo = [*todo, *left]
     if not todo:
         return
-    work = units(todo)
     room = max(1, local_slots(how.resources) // each)
     slots = min(how.max_concurrent or sys.maxsize, room, fitting(study.memory))
     print("measuring a small round of every kind of run ...", file=sys.stderr, flush=True)
     keeps = study.keep_checkpoints or study.continue_to is not None
-    cost = forecast(work, slots, keeps, None if how.fresh else how.out)
-    shared = f"; {_duration(cost.alone)} if nothing were shared" if len(work) < len(todo) else ""
-    print(f"time        about {_duration(cost.seconds)} with {slots} at once on this machine{shared}")
+    cost = forecast(todo, slots, keeps, None if how.fresh else how.out)
+    print(f"time        about {_duration(cost.seconds)} with {slots} at once on this machine")
     _say_workers(how)
     print(f"disk        about {_size(cost.bytes)} in {shown(how.out)}")
     if study.reference is not None:
@@ -183,76 +162,10 @@ def _say_workers(how: "Options") -> None:
         print(f"workers     {how.workers} in each trial; the time is without them, at best they divide it by as many")
 
 
-class ProgressLine:
-    """One line: runs finished and in all, the best so far, the time that is left."""
-
-    def __init__(self, metric: str, quiet: bool) -> None:
-        self._metric, self._quiet = metric, quiet
-        self._note: tqdm[Any] | None = None
-        self._bar: tqdm[Any] | None = None
-        self._shown = ""
-
-    def show(self, status: "Status") -> None:
-        """Advance to this state; the same one again only moves the clock."""
-        interrupts.check()
-        if self._quiet:
-            return
-        self._close_note()
-        if self._bar is None or self._bar.total != status.total:
-            self.close()
-            self._bar = tqdm(
-                total=status.total,
-                initial=status.finished,
-                desc="runs",
-                unit="run",
-                mininterval=interval(),
-                miniters=0,  # rounds are news, too
-                smoothing=0,  # trials end in bursts; only their mean says how long the rest takes
-                dynamic_ncols=True,
-            )
-        way = sign(self._metric)
-        value = f"{status.best:.1%}" if way > 0 else f"{way * status.best:.4g}"
-        best = f"best {self._metric} {value}" if status.best > float("-inf") else ""
-        rounds = f"{status.rounds} rounds" if status.rounds else ""
-        self._shown = ", ".join(filter(None, [best, rounds]))
-        self._bar.set_postfix_str(self._shown, refresh=False)
-        self._bar.update(status.finished - self._bar.n)
-
-    def tell(self, doing: str) -> None:
-        """Show what is being done: Ray takes half a minute to start on a busy machine."""
-        interrupts.check()
-        if self._quiet:
-            return
-        if self._bar is None:
-            self._close_note()
-            self._note = note_line(doing)
-        elif time.monotonic() - self._bar.last_print_t > max(interval(), 0.2):
-            self._bar.set_postfix_str(", ".join(filter(None, [self._shown, doing])))
-
-    def close(self) -> None:
-        self._close_note()
-        if self._bar is not None:
-            self._bar.set_postfix_str(self._shown)
-            self._bar.close()
-            self._bar = None
-
-    def _close_note(self) -> None:
-        if self._note is not None:
-            self._note.close()
-            self._note = None
-
-    def __enter__(self) -> "ProgressLine":
-        self._listening = activity.heard_by(self.tell, notes=not self._quiet)
-        self._listening.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._listening.__exit__(None, None, None)
-        self.close()
-
-
 def _counted(study: "Study", outcome: "Outcome") -> str:
-    """How many runs there are, of which kinds, and how many of them are new."""
+    """How many runs there are, of which kinds, on which seeds, and how many of them are new."""
+    from tune.best import named
+
     ended = sum(len(cell.runs) for cell in outcome.cells)
     early = sum(len(cell.cell.seeds) for cell in outcome.cells) - ended - len(outcome.failures)
     kinds = [f"{ended} runs"]
@@ -260,7 +173,8 @@ def _counted(study: "Study", outcome: "Outcome") -> str:
         kinds.append(f"{early} that the search stopped early")
     if study.reference is not None:
         kinds.append(f"{_references(study)} references")
-    return f"{' and '.join(kinds)}, {outcome.computed} of them computed now"
+    seeds = named({seed for cell in outcome.cells for seed in cell.cell.seeds})
+    return f"{' and '.join(kinds)} on {seeds}, {outcome.computed} of them computed now"
 
 
 def _references(study: "Study") -> int:
@@ -273,7 +187,7 @@ def _references(study: "Study") -> int:
 def _report(study: "Study", how: "Options", outcome: "Outcome") -> "Written":
     """Figures, tables and findings of the study, also as artifacts of the sweep."""
     from analysis import report
-    from tune.record import open_sweep
+    from tune.sweep_run import open_sweep
 
     written = report.write(outcome.folder / "report", str(how.out), study.name, study.scale or None)
     parent = open_sweep(study, how.out, outcome.folder)
@@ -284,20 +198,21 @@ def _report(study: "Study", how: "Options", outcome: "Outcome") -> "Written":
 
 def _draw(outcome: "Outcome", path: Path) -> Path:
     """The learning curves of every case's best setting, with their spread over the seeds."""
-    from analysis import figures, results
-    from fl_lightning.runs.pictures import save
+    from analysis import figures
+    from analysis.runs import of_results
+    from fl_lightning.runs.plotting.run_figures import save
     from tune.outcome import best_of
 
-    rounds = results.rounds((best.cell.case, *run) for best in best_of(outcome.cells) for run in best.runs)
-    return save(figures.learning_curves(rounds, wide=True), path)
+    study = of_results((best.cell.case, *run) for best in best_of(outcome.cells) for run in best.runs)
+    return save(figures.learning_curves(study, wide=True), path)
 
 
-def _summary(outcome: "Outcome", table: Sequence[dict[str, str]], protocol: str) -> dict[str, Any]:
+def _summary(outcome: "Outcome", best: Sequence[dict[Any, str]], protocol: str) -> dict[str, Any]:
     return {
         "runs": sum(len(cell.runs) for cell in outcome.cells),
         "computed": outcome.computed,
         "failures": outcome.failures,
-        "best": list(table),
+        "best": list(best),
         "protocol": protocol,
         "run_id": outcome.run_id,
         "folder": str(outcome.folder),

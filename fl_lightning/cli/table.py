@@ -10,7 +10,7 @@ from fl_lightning.cli.flags import CommandParser, chosen_by
 from fl_lightning.errors import UserError, require, unknown
 
 if TYPE_CHECKING:
-    from analysis.parts import Part
+    from analysis.runs import Study
 
 EXAMPLES = """examples:
   fl-lightning table accuracy --study demo
@@ -21,31 +21,7 @@ SPREADS = ("std", "interval", "none")
 
 def main(arguments: Sequence[str]) -> int:
     """Print the table."""
-    parser = CommandParser(
-        prog="fl-lightning table",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "name", nargs="?", help="accuracy, best, paired, calibration, personal, correlations or costs [accuracy]"
-    )
-    parser.add_argument("--study", help="of which study or comparison; needed if there are several")
-    parser.add_argument("--scale", help="of the study; needed if there are several")
-    parser.add_argument("--where", metavar="KEY=VALUE", action="append", default=[], help="only runs with this setting")
-    parser.add_argument("--columns", help="names with commas, as in the heading; GA is enough for GA (%%) [all]")
-    parser.add_argument("--thresholds", help="levels of GA whose round of arrival is told, with commas [the study's]")
-    parser.add_argument("--spread", default="std", help="beside a mean: std, interval or none [std]")
-    parser.add_argument("--caption", help="of the LaTeX table [says what it holds]")
-    parser.add_argument("--label", help="of the LaTeX table [tab:STUDY-NAME]")
-    parser.add_argument("--no-bold", action="store_true", help="LaTeX without the best in bold")
-    parser.add_argument("--wide", action="store_true", help="LaTeX over both columns of a paper")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it [on the terminal]")
-    parser.add_argument(
-        "--runs", "--store", metavar="FOLDER", help="folder of runs, or MLflow URI [$MLFLOW_TRACKING_URI or runs]"
-    )
-    add_formats(parser)
-    options = parser.parse_args(list(arguments))
+    options = _parser().parse_args(list(arguments))
     if options.spread not in SPREADS:
         raise unknown("--spread", options.spread, SPREADS)
     require(options.scale is None or options.study is not None, "--scale needs --study: say whose scale it is")
@@ -67,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.latex:
         title = "" if columns else entry.title
         caption = options.caption or formats.caption_of(title, table, options.spread, not options.no_bold)
-        label = options.label or f"tab:{'-'.join(filter(None, (part.study, name)))}"
+        label = options.label or f"tab:{'-'.join(filter(None, (part.name, name)))}"
         text = formats.latex(table, caption, label, options.spread, not options.no_bold, options.wide)
     elif options.csv:
         text = formats.csv(table)
@@ -82,6 +58,34 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"cannot write to {options.out}: {error.strerror}; choose another --out") from None
     print(f"table  {options.out}", file=sys.stderr)
     return 0
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="fl-lightning table",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "name", nargs="?", help="accuracy, best, paired, calibration, personal, correlations or costs [accuracy]"
+    )
+    parser.add_argument("--study", help="of which study or comparison; needed if there are several")
+    parser.add_argument("--scale", help="of the study; needed if there are several")
+    parser.add_argument("--where", metavar="KEY=VALUE", action="append", default=[], help="only runs with this setting")
+    parser.add_argument("--columns", help="names with commas, as in the heading; GA is enough for GA (%%) [all]")
+    parser.add_argument("--thresholds", help="GA levels, with commas; the table says when each is met [the study's]")
+    parser.add_argument("--spread", default="std", help="beside a mean: std, interval or none [std]")
+    parser.add_argument("--caption", help="of the LaTeX table [says what it holds]")
+    parser.add_argument("--label", help="of the LaTeX table [tab:STUDY-NAME]")
+    parser.add_argument("--no-bold", action="store_true", help="LaTeX without the best in bold")
+    parser.add_argument("--wide", action="store_true", help="LaTeX over both columns of a paper")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it [on the terminal]")
+    parser.add_argument(
+        "--runs", "--store", metavar="FOLDER", help="folder of runs, or MLflow URI [$MLFLOW_TRACKING_URI or runs]"
+    )
+    add_formats(parser)
+    return parser
 
 
 def add_formats(parser: CommandParser) -> None:
@@ -107,15 +111,15 @@ def levels(text: str | None) -> tuple[float, ...]:
     return found
 
 
-def _only_part(store: str | None, study: str | None, scale: str | None, where: "dict[str, object]") -> "Part":
+def _only_part(store: str | None, study: str | None, scale: str | None, where: "dict[str, object]") -> "Study":
     """The runs that are meant: accuracies of different studies do not belong into one table."""
-    from analysis.parts import parts
     from analysis.runs import NoRuns
+    from analysis.selection import parts
 
     found = list(parts(store, study, scale, where))
     full = [part for part in found if len(part.runs)]
     if not full:
-        raise NoRuns("; ".join(remark for part in found for remark in part.runs.attrs.get("remarks", ())))
+        raise NoRuns("; ".join(remark for part in found for remark in part.remarks))
     names = ", ".join(part.title for part in full)
     require(len(full) == 1, f"there are runs of several kinds: {names}; choose by --study, --scale or --where")
     return full[0]

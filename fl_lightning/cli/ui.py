@@ -9,17 +9,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.cli.flags import CommandParser
+from fl_lightning.cli.flags import CommandParser, add_runs
 from fl_lightning.cli.hints import is_server
 from fl_lightning.errors import require
-from fl_lightning.runs import view
-from fl_lightning.runs.store import DATABASE, database_of, sqlite_uri, store_uri, why_broken
+from fl_lightning.runs.tracking import ui_view
+from fl_lightning.runs.tracking.store import DATABASE, database_of, sqlite_uri, store_uri, why_broken
 
 
 def main(arguments: Sequence[str]) -> int:
     """Start the MLflow server on this machine's loopback address and stay until it is stopped."""
     parser = CommandParser(prog="fl-lightning ui", description="Open the MLflow UI on the runs.")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs [runs]")
+    add_runs(parser)
     parser.add_argument("--port", type=int, default=5000, help="port on 127.0.0.1 [5000]")
     options = parser.parse_args(list(arguments))
     require(0 < options.port < 65536, f"--port must lie between 1 and 65535, got {options.port}")
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     require(
         database is None or database.exists(),
         f"no runs in {options.out} yet ({database} does not exist); start one with `fl-lightning run`, or name the "
-        "folder with --out",
+        "folder with --runs",
     )
     broken = why_broken(database) if database is not None else None
     require(broken is None, f"{database} is broken ({broken}); the next run into {options.out} makes a new one")
@@ -44,8 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     require(free, f"port {options.port} is in use; choose another with --port")
     address = f"http://127.0.0.1:{options.port}"
     print("MLflow UI, on this machine only; stop it with Ctrl-C")
-    print(f"charts  {address}/{view.address(charts=True)}")
-    print(f"table   {address}/{view.address()}", flush=True)
+    print(f"charts  {address}/{ui_view.address(charts=True)}")
+    print(f"table   {address}/{ui_view.address()}", flush=True)
     server = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(options.port)]
     server += ["--workers", "1", "--backend-store-uri"]
     if database is None or os.access(database.parent, os.W_OK):

@@ -3,15 +3,15 @@
 import argparse
 import json
 import math
+import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
-from fl_lightning import config as configuration
-from fl_lightning.cli.flags import CommandParser
-from fl_lightning.config import Field
+from fl_lightning.cli.flags import CommandParser, add_runs
+from fl_lightning.metrics.metric import is_final, kinds_in
+from fl_lightning.runs.config.run_config import configure
+from fl_lightning.runs.config.schema import Field, as_text, fields_of
+from fl_lightning.runs.config.type_help import type_name
 from fl_lightning.system.text import render
-from fl_lightning.type_words import type_name
-from fl_lightning.uncertainty.kinds import is_final, kinds_in
 
 SECTION = "uncertainty"
 COLUMNS = ("accuracy", "NLL", "Brier", "ECE", "adaptive_ECE", "classwise_ECE", "AURC")
@@ -27,34 +27,36 @@ def main(arguments: Sequence[str]) -> int:
     """Measure the posterior of a run."""
     parser = CommandParser(prog="fl-lightning uncertainty", description=__doc__, epilog=EPILOG)
     parser.add_argument("run", metavar="RUN", help="folder, or MLflow id")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs, for an id [runs]")
+    add_runs(parser)
     parser.add_argument("--json", action="store_true", help="print all numbers as one object, and nothing else")
     schema = _schema()
     for name, item in schema.items():
-        default = item.default if isinstance(item.default, str) else json.dumps(item.default)
-        text = f"{item.help} [{default}]".replace("%", "%%")
+        text = f"{item.help} [{as_text(name, item.default)}]".replace("%", "%%")
         parser.add_argument(f"--{name}", metavar=type_name(item.type), help=text, default=None)
         # As `run` calls it, and as messages do.
         parser.add_argument(f"--{SECTION}.{name}", dest=name, help=argparse.SUPPRESS, default=None)
     options = parser.parse_args(list(arguments))
-    given = {name: getattr(options, name) for name in schema if getattr(options, name) is not None}
+    given = {name: value for name in schema if (value := getattr(options, name)) is not None}
+    from analysis.catalogue import TABLES
     from fl_lightning.cli.progress import Progress
+    from fl_lightning.runs.load import config_of, measure_posterior  # imports what only this needs
     from fl_lightning.runs.locate import folder_of_run
-    from fl_lightning.trained import config_of, measure_posterior  # imports what only this needs
 
     folder = folder_of_run(options.run, options.out)
-    settings = configuration.with_section(config_of(folder), SECTION, given).uncertainty
-    with Progress(1, "final round", quiet=options.json, verbose=False) as _:
+    changed = {f"{SECTION}.{name}": value for name, value in given.items()}
+    settings = configure({**config_of(folder).flat(), **changed}).uncertainty
+    with Progress(1, "final round", quiet=options.json, verbose=False) as progress:
         result = measure_posterior(folder, settings, options.out)
+        progress.show(1, result.history[-1])
     numbers = {name: value for name, value in result.final.items() if is_final(name) and not math.isnan(value)}
     if options.json:
         print(json.dumps({"run_id": result.run_id, "folder": str(result.folder), **numbers}))
         return 0
-    print(render(rows(numbers)))
+    meaning = {entry.key: textwrap.fill(entry.about, 100) for entry in TABLES}  # the words of the report
+    print(f"{render(rows(numbers))}\n\n{meaning['calibration']}")
     strange = sorted({name.split("/")[2] for name in numbers if name.count("/") == 2})
     if strange:
-        print()
-        print(render(detection_rows(numbers, strange)))
+        print(f"\n{render(detection_rows(numbers, strange))}\n\n{meaning['detection']}")
     print()
     prior = numbers["posterior/prior_precision"]
     print(f"posterior  {settings.form}, prior precision {prior:g}, {numbers['posterior/bytes_up'] / 1e6:.2f} MB sent")
@@ -88,6 +90,6 @@ def detection_rows(numbers: dict[str, float], strange: Sequence[str]) -> list[di
 
 
 def _schema() -> dict[str, Field]:
-    from fl_lightning.uncertainty.settings import Uncertainty
+    from fl_lightning.metrics.uncertainty.settings import Uncertainty
 
-    return {name: item for name, item in configuration.fields_of(Uncertainty).items() if name != "final_round"}
+    return {name: item for name, item in fields_of(Uncertainty).items() if name != "final_round"}

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.config import RunConfig
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.identity import in_words, versions
 from fl_lightning.runs.provenance import versions_of
 

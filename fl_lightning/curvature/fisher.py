@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.curvature.per_sample import squared_gradients
-from fl_lightning.data.plan import BLOCK, ClientData
+from fl_lightning.data.batches import BLOCK, ClientData
+from fl_lightning.method import Local
+from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import Params, zeros, zip_map
-from fl_lightning.task import Task, Weights
 
 FisherKind = Literal["minibatch", "per_sample"]
 
@@ -37,6 +38,12 @@ def diagonal_fisher(task: Task, weights: Weights, data: ClientData, kind: Fisher
                 squares = zip_map(torch.square, _gradient(task, weights, x, y))
             _accumulate(total, squares, len(y) / len(data))
     return total
+
+
+def fisher_at_end(local: Local, kind: FisherKind) -> Params:
+    """The diagonal Fisher of a client's data at the end of its local training."""
+    weights = Weights(local.params, local.buffers)
+    return diagonal_fisher(local.task, weights, local.data, kind, local.training.batch_size)
 
 
 def mean_gradient(task: Task, weights: Weights, data: ClientData) -> Params:

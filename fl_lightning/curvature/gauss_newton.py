@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.func import jacrev, jvp, vjp, vmap
 
 from fl_lightning.errors import require
-from fl_lightning.inputs import Inputs, each, part, split
-from fl_lightning.likelihoods.classification import Classification
+from fl_lightning.models.inputs import Inputs, each, part, split
+from fl_lightning.models.likelihoods.classification import Classification
+from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import Params, zip_map
-from fl_lightning.task import Task, Weights
 
 # Numbers in the Jacobians that are in memory at once: 64 MB in float32.
 LARGEST_BLOCK = 2**24

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from fl_lightning.curvature.softmax import class_major_order
-from fl_lightning.likelihoods.likelihood import Likelihood
+from fl_lightning.curvature.softmax_hessian import class_major_order
+from fl_lightning.models.likelihoods.base import Likelihood
 from fl_lightning.params import Params
 
 # Numbers in the matrices H_i that are in memory at once: 64 MB in float32.

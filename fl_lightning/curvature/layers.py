@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
+from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import zip_map
-from fl_lightning.task import Task, Weights
 
 Plain = nn.Linear | nn.Conv2d
 
@@ -45,6 +45,11 @@ class Call(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """The names of its parameters."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def gives(self, logits: Tensor) -> bool:
+        """Whether its outputs are the logits; a forward pass that overflows has NaN in both."""
+        same = self.output.shape == logits.shape
+        return same and torch.allclose(self.output, logits, rtol=0, atol=0, equal_nan=True)
 
 
 class Recording(NamedTuple):

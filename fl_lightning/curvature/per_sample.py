@@ -17,9 +17,9 @@ from torch.nn.functional import unfold
 from fl_lightning import streams
 from fl_lightning.curvature import layers
 from fl_lightning.errors import require
-from fl_lightning.inputs import Inputs, each, part, split
+from fl_lightning.models.inputs import Inputs, each, part, split
+from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import Params, cast_like, weighted_sum, zip_map
-from fl_lightning.task import Task, Weights
 
 # Numbers in all the per-sample gradients that are in memory at once: 64 MB in float32.
 LARGEST_BLOCK = 2**24

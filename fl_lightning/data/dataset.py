@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.augment import check as check_augmentation
+from fl_lightning.data.preparation import Column, Preparation, scaled
 from fl_lightning.errors import UserError, require
-from fl_lightning.inputs import Inputs, each, named, part, several
-from fl_lightning.likelihoods.classification import Classification
-from fl_lightning.likelihoods.likelihood import Likelihood
+from fl_lightning.models.inputs import Inputs, each, named, part, several
+from fl_lightning.models.likelihoods.base import Likelihood
+from fl_lightning.models.likelihoods.classification import Classification
 
 CLASSIFICATION = Classification()
 # Numbers that are looked at together, so that a check needs little memory of its own.
 BLOCK = 1_000_000
+LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Dataset:
             client's own test set; None if clients have none.
         likelihood: What the model's outputs say of the targets: the task.
         vocabulary: How many different tokens there may be, where inputs are tokens; None takes the largest one.
+        columns: Those of a table that the inputs were made of; empty where they were not.
+        target_columns: Of a table that holds a regression: those of the targets, in units of which they are.
     """
 
     train_x: Inputs
@@ -58,6 +62,8 @@ class Dataset:
     client_tests: Sequence[Tensor] | None = None
     likelihood: Likelihood = CLASSIFICATION
     vocabulary: int | None = None
+    columns: tuple[Column, ...] = ()
+    target_columns: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
         for half, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
@@ -77,8 +83,8 @@ class Dataset:
                 f"{one.dtype} and {tuple(other.shape[1:])} of {other.dtype}; make them alike",
             )
             if one.is_floating_point():
-                _check_finite(name, one)
-                _check_finite(other_name, other)
+                check_finite(name, one)
+                check_finite(other_name, other)
             elif one.dtype == torch.uint8:
                 self._check_scaling(one.shape[1])
             else:
@@ -149,23 +155,17 @@ class Dataset:
 
     def inputs(self, raw: Inputs, dtype: torch.dtype) -> Inputs:
         """A batch as the model takes it. Bytes are standardised here, batch by batch, on the device they lie on."""
-        return each(lambda x: self._input(x, dtype), raw)
+        return each(lambda x: scaled(x, self.mean, self.std, dtype), raw)
+
+    @property
+    def preparation(self) -> Preparation:
+        """What a model that was trained on these data must know of its inputs."""
+        kinds = tuple(str(x.dtype).removeprefix("torch.") for x in named(self.train_x, "").values())
+        return Preparation(kinds, self.mean, self.std, self.columns, self.target_columns)
 
     def targets(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
         """Targets as the likelihood takes them: real numbers in the model's type, labels as they are."""
         return raw.to(dtype) if raw.is_floating_point() else raw
-
-    def _input(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
-        if raw.dtype == torch.long:
-            return raw
-        if raw.is_floating_point():
-            return raw.to(dtype)
-        if len(self.mean) == len(self.std) == 1:
-            # One channel: numbers instead of tensors, and in place on the fresh copy, cost half as much.
-            return raw.to(dtype).div_(255).sub_(self.mean[0]).div_(self.std[0])
-        mean = torch.tensor(self.mean, dtype=dtype, device=raw.device).view(-1, *[1] * (raw.dim() - 2))
-        std = torch.tensor(self.std, dtype=dtype, device=raw.device).view(-1, *[1] * (raw.dim() - 2))
-        return (raw.to(dtype) / 255 - mean) / std
 
     def to(self, device: torch.device) -> "Dataset":
         """The same data on another device; the very same where it is there already, so that mapped files stay so."""
@@ -184,6 +184,8 @@ class Source(ABC):
     """
 
     version: ClassVar[int] = 1
+    # The setting that names the column of clients. Where it is given, data.partition is natural by default.
+    owners_by: ClassVar[str | None] = None
 
     @abstractmethod
     def load(self) -> Dataset:
@@ -216,17 +218,25 @@ def _check_inputs(half: str, name: str, x: Tensor, y: Tensor) -> None:
         f"dimension of their own, got {x.dtype} of shape {tuple(x.shape)}; use .float(), .to(torch.uint8), .long() or "
         "[:, None]",
     )
+    require(
+        x[0].numel() > 0,
+        f"{name} must hold at least one number per sample, got shape {tuple(x.shape)}; save it again",
+    )
 
 
-def _check_finite(name: str, x: Tensor) -> None:
-    """Block by block: of a mapped file, no copy is made."""
+def check_finite(name: str, x: Tensor) -> None:
+    """Refuse what float32 cannot hold, block by block: of a mapped file, no copy is made."""
     size = max(1, BLOCK // max(1, x[0].numel()))
     for number, block in enumerate(torch.split(x, size)):
-        finite = block.isfinite()
+        # Models compute in float32 unless told otherwise: a larger number becomes infinite there.
+        finite = block.abs() <= LARGEST if block.dtype == torch.float64 else block.isfinite()
         if not finite.all():
-            sample = number * size + int(finite.flatten(1).all(1).logical_not().nonzero()[0])
-            value = float(x[sample].flatten()[x[sample].flatten().isfinite().logical_not()][0])
-            raise UserError(f"{name} must hold finite numbers, got {value} in sample {sample}; correct or remove it")
+            row, *place = finite.logical_not().nonzero()[0].tolist()
+            column = f"column {place[0]}" if len(place) == 1 else f"place {tuple(place)}"
+            raise UserError(
+                f"{name} must hold finite numbers of at most {LARGEST:.2g}, got {float(block[row, *place]):g} in "
+                f"sample {number * size + row}, {column}; correct or remove it"
+            )
 
 
 def _check_owners(owners: Tensor, num_samples: int) -> None:

@@ -15,7 +15,7 @@ from fl_lightning import streams
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.partition import Split
 from fl_lightning.errors import require
-from fl_lightning.inputs import several
+from fl_lightning.models.inputs import several
 
 # Samples that are changed at a time: beside the new training set itself, little memory is needed.
 BLOCK = 500

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.partitions import dirichlet, few_classes, natural, sizes
 from fl_lightning.data.partitions.dealing import Array, cut, deal, members, whole
 from fl_lightning.data.shares import Shares
@@ -44,6 +45,8 @@ FeatureSkew: TypeAlias = Literal["none", "noise", "rotation"]
 VERSION = 1
 
 NATURAL: tuple[Kind, ...] = ("natural", "natural_groups")
+# These do not look at the targets.
+BLIND: tuple[Kind, ...] = ("iid", "quantity", "lognormal", *NATURAL)
 # Nothing is drawn for these, so that another draw would be the same.
 FIXED: tuple[Kind, ...] = ("class_blocks", "natural")
 MAX_DRAWS = 1000
@@ -373,3 +376,17 @@ def _stratified(labels: Array, number: int, rng: np.random.Generator) -> Array:
 def _array(numbers: Tensor) -> Array:
     known: Array = numbers.cpu().numpy()
     return known
+
+
+def check_divisible(dataset: Dataset, split: Split) -> None:
+    """Raise `UserError` if these data cannot be divided like that."""
+    likelihood = dataset.likelihood
+    require(
+        split.partition in BLIND or likelihood.strata(dataset.train_y[:1]) is not None,
+        f"data.partition {split.partition} divides samples by their class, and those of {likelihood.task} have none; "
+        f"use --data.partition {', '.join(BLIND[:-1])} or {BLIND[-1]}",
+    )
+    require(
+        not split.drop_classes or likelihood.has_classes,
+        f"data.drop_classes needs a task of classification, got {likelihood.task}; leave it out",
+    )

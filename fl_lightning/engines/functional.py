@@ -1,31 +1,37 @@
 """A lean loop over the client hooks: no Trainer, no loader, no optimiser object."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from itertools import zip_longest
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
-from torch.utils import _pytree as pytree
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from fl_lightning import streams
-from fl_lightning.batching import couples_samples
 from fl_lightning.curvature.per_sample import squared_gradients
 from fl_lightning.data.augment import Choices
+from fl_lightning.data.batches import SERVER, ClientData, Plan
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.plan import SERVER, ClientData, Plan
-from fl_lightning.engines.engine import Engine, Finisher, Fit, finished_client, mean_loss
-from fl_lightning.engines.own_optimiser import OwnOptimiser, require_nothing_frozen
+from fl_lightning.data.model_checks import couples_samples
+from fl_lightning.engines.base import Engine, Finisher, Fit, finished_client, mean_loss
+from fl_lightning.engines.returned import observed
+from fl_lightning.engines.user_optimiser import OwnOptimiser
 from fl_lightning.errors import require
-from fl_lightning.inputs import Inputs, each
-from fl_lightning.method import ClientHooks, Context, Step
-from fl_lightning.params import Params, row, zeros, zip_map
-from fl_lightning.rules.rule import Slopes
-from fl_lightning.rules.sgd import Sgd, is_plain, moving, with_zeros
-from fl_lightning.rules.usual import is_usual
-from fl_lightning.task import Task, Weights
+from fl_lightning.method import Context, Method, Step, observation
+from fl_lightning.method import frozen as frozen_in
+from fl_lightning.models.inputs import Inputs, each
+from fl_lightning.models.task import Task, Weights
+from fl_lightning.optimisers import is_usual
+from fl_lightning.optimisers.base import Slopes
+from fl_lightning.optimisers.sgd import Sgd, is_plain, moving, with_zeros
+from fl_lightning.params import Params, add_all, copy_all, row, zeros, zip_map
+from fl_lightning.system import activity, trees
+from fl_lightning.training import Training
 
 # On a CPU, batching clients by vmap pays only for models this small, and only if the clients take similar numbers of
 # steps: all wait for the longest. Measured by `make bench` on one thread.
@@ -42,8 +48,8 @@ class Functional(Engine):
 
     Attributes:
         chunk: Clients trained at once: 1 is a plain loop, more are batched by torch.func.vmap, auto picks by device,
-            model size and how alike the clients' sizes are. Networks whose samples depend on each other, as BatchNorm
-            makes them, are always trained one by one.
+            model size and how alike the clients' sizes are, and halves the number where a device's memory runs out.
+            Networks whose samples depend on each other, as BatchNorm makes them, are always trained one by one.
     """
 
     chunk: int | Literal["auto"] = "auto"
@@ -54,18 +60,24 @@ class Functional(Engine):
         )
 
     def fit(
-        self, hooks: ClientHooks, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
+        self, method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
     ) -> Iterator[Fit]:
-        chunk = self.in_groups(hooks, task, plans)[1]
-        for first in range(0, len(plans), chunk):
+        chunk = self.in_groups(method, task, plans)[1]
+        first = 0
+        while first < len(plans):
             members = range(first, min(first + chunk, len(plans)))
-            if len(members) == 1:
-                yield train_one(hooks, task, context.of_member(first), buffers, plans[first])
-            else:
-                chunk_context = context.of_members(lambda leaf: leaf[members.start : members.stop])  # noqa: B023
-                yield from train_many(hooks, task, chunk_context, buffers, [plans[i] for i in members])
+            try:
+                fits = list(_trained(method, task, context, buffers, plans, members))
+            except torch.OutOfMemoryError:
+                if self.chunk != "auto" or len(members) == 1:
+                    raise
+                chunk = len(members) // 2
+                activity.note(f"{len(members)} clients at once do not fit into the device's memory; {chunk} are tried")
+                continue
+            yield from fits
+            first = members.stop
 
-    def prepare(self, hooks: ClientHooks, task: Task, dataset: Dataset, finish: Finisher[Any]) -> None:
+    def prepare(self, method: Method, task: Task, dataset: Dataset, finish: Finisher[Any]) -> None:
         require(
             task.mixed != torch.float16,
             "compute.precision 16-mixed scales losses, which Lightning does; use --engine lightning, or bf16-mixed",
@@ -79,12 +91,9 @@ class Functional(Engine):
             task.step.require_function(*few.fetch(few.indices))
         task.load(task.initial)
 
-    def in_groups(self, hooks: ClientHooks, task: Task, plans: Sequence[Plan]) -> tuple[Engine, int]:
-        chunk = 1 if hooks.one_by_one else self._chunk(task, plans)
+    def in_groups(self, method: Method, task: Task, plans: Sequence[Plan]) -> tuple[Engine, int]:
+        chunk = 1 if method.traits.one_by_one else self._chunk(task, plans)
         return replace(self, chunk=chunk), chunk
-
-    def trains_apart(self, task: Task, plans: Sequence[Plan]) -> bool:
-        return self._chunk(task, plans) == 1 or len(plans) == 1
 
     def _chunk(self, task: Task, plans: Sequence[Plan]) -> int:
         """The number of these clients to train at once."""
@@ -102,25 +111,37 @@ class Functional(Engine):
         return AUTO_CHUNK if task.num_params <= TINY_MODEL and alike else 1
 
 
-def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params, plan: Plan) -> Fit:
+def _trained(
+    method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan], members: range
+) -> Iterator[Fit]:
+    """Some clients of a cohort, all at once."""
+    if len(members) == 1:
+        first = members.start
+        yield train_one(method, task, context.of_member(first), buffers, plans[first])
+    else:
+        of_members = context.of_members(lambda leaf: leaf[members.start : members.stop])
+        yield from train_many(method, task, of_members, buffers, [plans[i] for i in members])
+
+
+def train_one(method: Method, task: Task, context: Context, buffers: Params, plan: Plan) -> Fit:
     """One client, in place on the task's workbench."""
     training, data, model = plan.training, plan.data, task.model
     task.load(Weights(context.start, buffers))
     model.train()
     leaves: Params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     params = zip_map(torch.detach, leaves)  # the same storage
-    frozen = hooks.frozen(context)
+    frozen = frozen_in(method, context)
     free = moving(params, frozen)
     targets, values = list(moving(leaves, frozen).values()), list(free.values())
-    penalty, rule = hooks.penalty(context), hooks.rule(training, context)
+    penalty, rule = method.penalty(context), method.local_optimiser(training, context)
     own = _own_optimiser(task, plan, frozen) if training.optimiser == "own" else None
     plain = isinstance(rule, Sgd) and is_plain(training) and not (frozen and penalty is not None)
     pull = penalty.descent(training.lr) if penalty is not None and plain else None
     # What is trained; the workbench holds the rule's point.
     theta = params if plain or own else zip_map(torch.clone, params)
     state = () if own else rule.init(moving(theta, frozen))
-    trace = hooks.trace(context)
-    observes, needs_squares, size = hooks.observes, hooks.needs_squares, len(data)
+    observer, statistics = observation(method, context)
+    needs_squares, size = method.traits.needs_squares, len(data)
     per_epoch = plan.steps_per_epoch
     losses: list[Tensor] = []
     shares: list[float] = []
@@ -130,8 +151,8 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
             if not plain and not own:
                 noise = plan.noise(index, params) if rule.draws else {}
                 if not training.is_steady:
-                    rule = hooks.rule(training.at(index, plan.num_steps), context)
-                torch._foreach_copy_(values, list(rule.point(moving(theta, frozen), state, noise).values()))
+                    rule = method.local_optimiser(training.at(index, plan.num_steps), context)
+                copy_all(values, list(rule.point(moving(theta, frozen), state, noise).values()))
             squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
             epoch, position = divmod(index, per_epoch)
             loss = task.batch_loss(x, y, position)
@@ -141,7 +162,7 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
             if plain:  # the penalty first: both gradients are taken at the same theta
                 if pull is not None:
                     pull(params)
-                torch._foreach_add_(values, grads, alpha=-training.lr)
+                add_all(values, grads, -training.lr)
             elif own:
                 slopes = Slopes(dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta))
                 own.step(targets, list(slopes.total().values()), epoch, position, position == per_epoch - 1)
@@ -149,13 +170,13 @@ def train_one(hooks: ClientHooks, task: Task, context: Context, buffers: Params,
                 slopes = Slopes(dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta))
                 updated, state = rule.step(moving(theta, frozen), state, slopes, noise, index)
                 theta = {**theta, **updated}
-            if observes:
+            if observer is not None:
                 grad = with_zeros(dict(zip(free, grads, strict=True)), params)
                 step = Step(index, theta, grad, squares, fraction, epoch, position == per_epoch - 1, losses[-1])
-                trace = hooks.observe(trace, step)
+                statistics = observed(observer, statistics, step)
     if not plain and not own:
-        torch._foreach_copy_(values, list(moving(theta, frozen).values()))
-    local = finished_client(task, plan, task.weights(), trace, () if is_usual(rule) else state)
+        copy_all(values, list(moving(theta, frozen).values()))
+    local = finished_client(task, plan, task.weights(), statistics, () if is_usual(rule) else state)
     return Fit(local, mean_loss(losses, shares, plan.num_epochs))
 
 
@@ -168,119 +189,170 @@ def _without_trainer(task: Task, plan: Plan) -> AbstractContextManager[None]:
 
 def _own_optimiser(task: Task, plan: Plan, frozen: frozenset[str]) -> OwnOptimiser:
     assert task.step is not None
-    require_nothing_frozen(task.step, frozen)
     with _without_trainer(task, plan):
-        return OwnOptimiser(task.step, plan.training.clip_norm)
+        return OwnOptimiser(task.step, frozen, plan.training.clip_norm)
 
 
-def train_many(
-    hooks: ClientHooks, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
-) -> Iterator[Fit]:
+class Client(NamedTuple):
+    """What a client has between two steps; of several clients, each tensor has a row for every one."""
+
+    params: Params
+    buffers: Params
+    rule_state: Any
+    statistics: Any
+
+
+class Batch(NamedTuple):
+    """What a client is given for a step; of several clients, each tensor has a row for every one.
+
+    Attributes:
+        x: Inputs, filled up to as many samples as the others have.
+        y: Targets.
+        mask: 1 for a sample, 0 for what fills up.
+        fraction: |batch| / |client data|.
+        steps_per_epoch: Of the client.
+        lr: Learning rate of this step.
+        noise: For rules that draw.
+    """
+
+    x: Inputs
+    y: Tensor
+    mask: Tensor
+    fraction: Tensor
+    steps_per_epoch: Tensor
+    lr: Tensor
+    noise: Params
+
+
+def train_many(method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]) -> Iterator[Fit]:
     """Several clients at once by vmap; clients with fewer steps stand still when they have finished."""
-    training, number, device = plans[0].training, len(plans), task.device
     task.model.train()
-    schedule, shortest = _padded_schedule(plans), min(plan.num_steps for plan in plans)
+    one = OneOfMany(method, task, context, plans[0].training, min(plan.num_steps for plan in plans))
+    clients = one.start(buffers, len(plans))
+    losses = torch.zeros(len(plans), dtype=torch.float64, device=task.device)
+    step = vmap(one.step, in_dims=(0, trees.map_leaves(lambda _: 0, one.own), 0, None), randomness="different")
+    with streams.global_noise(plans[0].seed, "noise", plans[0].round, plans[0].data.client):
+        for index, batch in enumerate(padded_batches(plans, task, one.first.start if one.rule.draws else {})):
+            clients, loss = step(clients, one.own, batch, index)
+            losses += loss.detach().double() * batch.fraction
+    for position, (plan, loss) in enumerate(zip(plans, losses.tolist(), strict=True)):
+        client = row(clients, position)
+        rule_state = () if is_usual(one.rule) else client.rule_state
+        local = finished_client(task, plan, Weights(client.params, client.buffers), client.statistics, rule_state)
+        yield Fit(local, loss / plan.num_epochs)
+
+
+class OneOfMany:
+    """Start and step of a client as functions of its own tensors, which vmap applies to several clients.
+
+    Args:
+        method: The method.
+        task: Model and likelihood.
+        context: Of all these clients.
+        training: Of the same.
+        shortest: The fewest steps that one of them takes.
+
+    Attributes:
+        own: What the clients have each for itself of the context, stacked; `alike` if that is nothing.
+        first: The context as the first client sees it, from which what is the same for all of them is made.
+    """
+
+    def __init__(self, method: Method, task: Task, context: Context, training: Training, shortest: int) -> None:
+        self.method, self.task, self.context, self.training, self.shortest = method, task, context, training, shortest
+        self.own = (context.own, context.start if context.own_start else ())
+        self.alike = not trees.leaves(self.own)
+        self.first = context.of_member(0)
+        self.frozen, self.rule = frozen_in(method, self.first), method.local_optimiser(training, self.first)
+        self.shared_penalty = method.penalty(self.first) if self.alike else None
+        self.observer, self.needs_squares = observation(method, self.first)[0], method.traits.needs_squares
+
+    def context_of(self, own: Any) -> Context:
+        """What a client sees."""
+        memory, start = own
+        return self.context._replace(own=memory, start=start or self.context.start, own_start=False)
+
+    def start(self, buffers: Params, number: int) -> Client:
+        """So many clients before their first step."""
+
+        def repeated(tree: Any) -> Any:
+            return trees.map_tensors(lambda leaf: leaf.expand(number, *leaf.shape), tree)
+
+        def of_client(own: Any) -> tuple[Any, Any]:
+            context = self.context_of(own)
+            rule = self.method.local_optimiser(self.training, context)
+            return rule.init(moving(context.start, self.frozen)), observation(self.method, context)[1]
+
+        params = self.context.start if self.context.own_start else repeated(self.context.start)
+        rule_state, statistics = repeated(of_client(self.own)) if self.alike else vmap(of_client)(self.own)
+        return Client(zip_map(torch.clone, params), zip_map(torch.clone, repeated(buffers)), rule_state, statistics)
+
+    def step(self, client: Client, own: Any, batch: Batch, index: int) -> tuple[Client, Tensor]:
+        """The client after a step, and its loss before it."""
+        method, context, params = self.method, self.context_of(own), client.params
+        training = self.training if self.training.is_steady else self.training.at_rate(batch.lr)
+        rule = method.local_optimiser(training, context)
+        penalty = self.shared_penalty if self.alike else method.penalty(context)
+        point = {**params, **rule.point(moving(params, self.frozen), client.rule_state, batch.noise)}
+
+        def loss_of(params: Params) -> tuple[Tensor, Params]:
+            copies = zip_map(torch.clone, client.buffers)  # BatchNorm writes into its buffers
+            return self.task.masked_loss(Weights(params, copies), batch.x, batch.y, batch.mask), copies
+
+        grad, (loss, buffers) = grad_and_value(loss_of, has_aux=True)(point)
+        slopes = Slopes(moving(grad, self.frozen), None if penalty is None else penalty.grad(params))
+        updated, rule_state = rule.step(moving(params, self.frozen), client.rule_state, slopes, batch.noise, index)
+        after = Client({**params, **updated}, buffers, rule_state, client.statistics)
+        if self.observer is not None:
+            at_point = (self.task, Weights(point, client.buffers), batch.x, batch.y, batch.mask)
+            seen = Step(
+                number=index,
+                params=after.params,
+                grad=with_zeros(slopes.likelihood, params),
+                squares=squared_gradients(*at_point) if self.needs_squares else None,
+                fraction=batch.fraction,
+                epoch=index // batch.steps_per_epoch,
+                epoch_ends=(index + 1) % batch.steps_per_epoch == 0,
+                loss=loss,
+            )
+            after = after._replace(statistics=observed(self.observer, client.statistics, seen))
+        if index < self.shortest:
+            return after, loss
+        active = batch.mask.any()
+        return trees.map_leaves(lambda new, old: torch.where(active, new, old), after, client), loss
+
+
+def padded_batches(plans: Sequence[Plan], task: Task, noise_like: Params) -> Iterator[Batch]:
+    """The steps of several clients side by side.
+
+    Args:
+        plans: Of the clients; where one has fewer samples in a batch than another, or none, something fills it up.
+        task: Says where numbers are, and in which type.
+        noise_like: The parameters for which the rule draws noise; none if it does not.
+    """
+    data, device = plans[0].data, task.device
+    schedule = _padded_schedule(plans)  # on the device, as all clients' steps
+    sizes_of_steps = zip_longest(*(plan.batch_sizes * plan.num_epochs for plan in plans), fillvalue=0)
+    widths = map(max, sizes_of_steps)  # columns that only pad are at the end
     choices = _padded_choices(plans, schedule) if plans[0].augments else None
     sizes = torch.tensor([len(plan.data) for plan in plans], dtype=task.dtype, device=device)
     lengths = torch.tensor([plan.steps_per_epoch for plan in plans], device=device)
-
-    def expand(tree: Any) -> Any:
-        return pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(number, *leaf.shape).clone(), tree)
+    rates = [[_rate(plan, index) for plan in plans] for index in range(len(schedule))]
 
     def by_client(rows: Tensor) -> Tensor:
-        return rows.view(number, -1, *rows.shape[1:])
+        return rows.view(len(plans), -1, *rows.shape[1:])
 
-    own = (context.own, context.start if context.own_start else ())
-
-    def seen_by(own: Any) -> Context:
-        memory, start = own
-        return context._replace(own=memory, start=start or context.start, own_start=False)
-
-    def start_trace(own: Any) -> Any:
-        return hooks.trace(seen_by(own))
-
-    def start_rule(own: Any) -> Any:
-        mine = seen_by(own)
-        return hooks.rule(training, mine).init(moving(mine.start, frozen))
-
-    first = context.of_member(0)
-    frozen, rule = hooks.frozen(first), hooks.rule(training, first)
-
-    def advance(
-        state: Any,
-        own: Any,
-        noise: Params,
-        x: Inputs,
-        y: Tensor,
-        mask: Tensor,
-        size: Tensor,
-        length: Tensor,
-        rate: Tensor,
-        index: int,
-    ) -> Any:
-        params, stats, memory, trace = state
-        mine = seen_by(own)
-        now = training if training.is_steady else training.at_rate(rate)
-        rule, penalty = hooks.rule(now, mine), hooks.penalty(mine)
-        point = {**params, **rule.point(moving(params, frozen), memory, noise)}
-
-        def loss_of(params: Params) -> tuple[Tensor, Params]:
-            copies = zip_map(torch.clone, stats)  # BatchNorm writes into its buffers
-            return task.masked_loss(Weights(params, copies), x, y, mask), copies
-
-        grad, (loss, new_stats) = grad_and_value(loss_of, has_aux=True)(point)
-        slopes = Slopes(moving(grad, frozen), None if penalty is None else penalty.grad(params))
-        updated, new_memory = rule.step(moving(params, frozen), memory, slopes, noise, index)
-        new_params = {**params, **updated}
-        if frozen:
-            grad = with_zeros(moving(grad, frozen), params)
-        new_trace = trace
-        if hooks.observes:
-            squares = squared_gradients(task, Weights(point, stats), x, y, mask) if hooks.needs_squares else None
-            epoch, position = index // length, index % length
-            seen = Step(index, new_params, grad, squares, mask.sum() / size, epoch, position == length - 1, loss)
-            new_trace = hooks.observe(trace, seen)
-        moved = (new_params, new_stats, new_memory, new_trace)
-        if index >= shortest:  # somebody has finished
-            active = mask.any()
-            moved = pytree.tree_map(lambda new, old: torch.where(active, new, old), moved, state)
-        return moved, loss
-
-    start = zip_map(torch.clone, context.start) if context.own_start else expand(context.start)
-    state = (start, expand(buffers), _stacked(start_rule, own, number), _stacked(start_trace, own, number))
-    losses = torch.zeros(number, dtype=torch.float64, device=device)
-    own_dims = pytree.tree_map(lambda _: 0, own)
-    step = vmap(advance, in_dims=(0, own_dims, 0, 0, 0, 0, 0, 0, 0, None), randomness="different")
-    data = plans[0].data
-    with streams.global_noise(plans[0].seed, "noise", plans[0].round, data.client):
-        for index, places in enumerate(schedule):
-            width = int((places >= 0).any(0).sum())  # columns that only pad are at the end
-            places = places[:, :width].to(device)
-            mask = (places >= 0).to(task.dtype)
-            chosen = choices and Choices(*(leaf[index, :, :width].flatten(0, 1) for leaf in choices))
-            x, y = data.fetch(places.clamp(min=0).reshape(-1), chosen)
-            x, y = each(by_client, x), by_client(y)
-            noise = _stacked_noise(plans, index, first.start) if rule.draws else {}
-            rates = torch.tensor([_rate(plan, index) for plan in plans], dtype=task.dtype, device=device)
-            state, loss = step(state, own, noise, x, y, mask, sizes, lengths, rates, index)
-            losses += loss.detach().double() * (mask.sum(1) / sizes)
-    for position, plan in enumerate(plans):
-        params, stats, memory, trace = row(state, position)
-        remembered = () if is_usual(rule) else memory
-        local = finished_client(task, plan, Weights(params, stats), trace, remembered)
-        yield Fit(local, float(losses[position]) / plan.num_epochs)
+    for index, (width, lr) in enumerate(zip(widths, torch.tensor(rates, dtype=task.dtype, device=device), strict=True)):
+        places = schedule[index, :, :width]
+        mask = (places >= 0).to(task.dtype)
+        chosen = choices and Choices(*(leaf[index, :, :width].flatten(0, 1) for leaf in choices))
+        x, y = data.fetch(places.clamp(min=0).reshape(-1), chosen)
+        noise = _stacked_noise(plans, index, noise_like) if noise_like else {}
+        yield Batch(each(by_client, x), by_client(y), mask, mask.sum(1) / sizes, lengths, lr, noise)
 
 
 def _rate(plan: Plan, index: int) -> float:
     """The learning rate of a step; of a client that has finished, none."""
     return plan.training.at(index, plan.num_steps).lr if index < plan.num_steps else 0.0
-
-
-def _stacked(start: Callable[[Any], Any], own: Any, number: int) -> Any:
-    """What every client starts with, given its memory, stacked."""
-    if pytree.tree_leaves(own):
-        return vmap(start)(own)
-    return pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(number, *leaf.shape), start(own))
 
 
 def _stacked_noise(plans: Sequence[Plan], index: int, like: Params) -> Params:
@@ -291,21 +363,19 @@ def _stacked_noise(plans: Sequence[Plan], index: int, like: Params) -> Params:
 
 def _padded_schedule(plans: Sequence[Plan]) -> Tensor:
     """(steps, clients, batch) places in the training set, -1 where a client has no sample."""
-    steps = max(plan.num_steps for plan in plans)
     width = max(max(plan.batch_sizes) for plan in plans)
-    schedule = torch.full((steps, len(plans), width), -1)
-    for position, plan in enumerate(plans):
-        for step, batch in enumerate(plan.all_batches()):
-            schedule[step, position, : len(batch)] = batch
-    return schedule
+    of_clients = [pad_sequence(list(plan.all_batches()), batch_first=True, padding_value=-1) for plan in plans]
+    as_wide = [pad(batches, (0, width - batches.shape[1]), value=-1) for batches in of_clients]
+    return pad_sequence(as_wide, padding_value=-1)
 
 
 def _padded_choices(plans: Sequence[Plan], schedule: Tensor) -> Choices:
     """The augmentation of every sample of the schedule, (steps, clients, batch, ...); any where there is no sample."""
     own = [[plan.choices(epoch) for epoch in range(plan.num_epochs)] for plan in plans]
     padded = Choices(*(leaf.new_zeros(*schedule.shape, *leaf.shape[1:]) for leaf in own[0][0]))
+    is_there = (schedule >= 0).cpu()
     for position, epochs in enumerate(own):
-        is_sample = schedule[:, position] >= 0  # in reading order these are the client's epochs, one after the other
+        is_sample = is_there[:, position]  # in reading order these are the client's epochs, one after the other
         for places, *rows in zip(padded, *epochs, strict=True):
             places[:, position][is_sample] = torch.cat(rows)
     return padded

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from fl_lightning.gaussian.base import Gaussian
+from fl_lightning.gaussian.damping import Merging
 from fl_lightning.gaussian.diagonal import Diagonal
-from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.merging import Merging
-from fl_lightning.gaussian.trust import merged
+from fl_lightning.gaussian.product import merged
 from fl_lightning.params import Params, count
 
 # Between the name of a block and that of a part of its precision.
@@ -18,7 +18,7 @@ SEPARATOR = " / "
 
 
 @dataclass(frozen=True)
-class Blocks(Gaussian):
+class Blocks(Gaussian, stored_as="fl_lightning.gaussian.blocks.Blocks"):
     """Blocks of any form, mostly one for each layer.
 
     Attributes:

@@ -7,15 +7,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.merging import Merging
-from fl_lightning.params import Params, cast_like, count, flatten, weighted_sum, zip_map
+from fl_lightning.gaussian.base import Gaussian
+from fl_lightning.gaussian.damping import Merging
+from fl_lightning.params import Params, blocks, cast_like, count, flatten, numbers, weighted_sum, zip_map
 from fl_lightning.penalty import Penalty, Quadratic
-from fl_lightning.pieces import blocks
 
 
 @dataclass(frozen=True)
-class Diagonal(Gaussian):
+class Diagonal(Gaussian, stored_as="fl_lightning.gaussian.diagonal.Diagonal"):
     """A diagonal Gaussian.
 
     Attributes:
@@ -81,18 +80,20 @@ class Diagonal(Gaussian):
         """
         precision, gamma = _sum_and_damping(experts, weights, merging)
         gamma = gamma if merging.everywhere else 0.0
-        shift = 0.0
+        parts_of_shift, shares = [], []
         for total, *parts in zip(blocks(precision), *(blocks(expert.precision) for expert in experts), strict=True):
             scale = _ratio(torch.ones_like(total), total + gamma)
             for part, weight in zip(parts, weights, strict=True):  # (part + gamma) / (total + gamma) - 1
-                shift += weight * float(torch.dot(torch.sub(part, total).abs_(), scale))
-        return shift / count(precision)
+                parts_of_shift.append(torch.dot(torch.sub(part, total).abs_(), scale))
+                shares.append(weight)
+        moved = zip(shares, numbers(parts_of_shift), strict=True)
+        return sum(weight * distance for weight, distance in moved) / count(precision)
 
     def diagonal(self) -> Params:
         return self.precision
 
     def largest_eigenvalue(self) -> float:
-        return max(float(value.max()) for value in self.precision.values())
+        return max(numbers(value.max() for value in self.precision.values()))
 
     def parts(self) -> Params:
         return self.precision
@@ -100,14 +101,14 @@ class Diagonal(Gaussian):
     def with_parts(self, parts: Params) -> Self:
         return replace(self, precision=parts)
 
-    def pull(self, strength: float, damping: float = 0.0) -> Penalty:
+    def prior_loss(self, strength: float, damping: float = 0.0) -> Penalty:
         return Quadratic(self.mean, zip_map(lambda a: (a + damping) * strength, self.precision))
 
 
 def _sum_and_damping(experts: Sequence[Diagonal], weights: Sequence[float], merging: Merging) -> tuple[Params, float]:
     """The sum of w_n Lambda_n in float64, and gamma, which may be relative to it."""
     precision = weighted_sum((expert.precision for expert in experts), weights)
-    total = sum(float(value.sum()) for value in precision.values())
+    total = sum(numbers(value.sum() for value in precision.values()))
     return precision, merging.gamma(total, count(precision))
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fl_lightning.gaussian.form import Gaussian
-from fl_lightning.gaussian.merging import Merging
+from fl_lightning.gaussian.base import Gaussian
+from fl_lightning.gaussian.damping import Merging
 from fl_lightning.params import Params, cast_like, count, flatten, unflatten, weighted_sum
 from fl_lightning.system import activity
 
@@ -72,7 +72,7 @@ def factor(matrix: Callable[[], Tensor], damping: float) -> Factor:
 
 
 @dataclass(frozen=True)
-class Full(Gaussian):
+class Full(Gaussian, stored_as="fl_lightning.gaussian.full.Full"):
     """A Gaussian with precision Lambda = matrix + damping I.
 
     Attributes:
@@ -86,6 +86,12 @@ class Full(Gaussian):
     matrix: Tensor
     damping: float = 0.0
     raises: int = 0
+
+    @classmethod
+    def flat(cls, params: Params) -> Self:
+        """The Gaussian with these parameters as mean and no precision; its matrix takes no memory."""
+        size, like = count(params), next(iter(params.values()))
+        return cls(params, like.new_zeros(1, 1).expand(size, size))
 
     def apply(self, vector: Params) -> Params:
         flat = flatten(vector)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_lightning.errors import require
-from fl_lightning.gaussian.form import Gaussian
+from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.gaussian.full import Full
 from fl_lightning.gaussian.product import product
 from fl_lightning.params import Params, cast_like, flatten, weighted_sum

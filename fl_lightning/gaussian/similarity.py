@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fl_lightning.params import Params
-from fl_lightning.pieces import blocks
+from fl_lightning.params import Params, blocks, numbers
 
 
 def cosines(precisions: Sequence[Params]) -> tuple[float, float]:
@@ -20,28 +19,43 @@ def cosines(precisions: Sequence[Params]) -> tuple[float, float]:
     With unit vectors u_n, the mean over pairs is (|sum_n u_n|^2 - N) / (N (N - 1)): one pass, whatever N. Entries that
     are all the same have no direction after the shift; they count as orthogonal to all others.
     """
-    lows = [min(float(value.min()) for value in precision.values()) for precision in precisions]
-    norms = [_norms(precision, low) for precision, low in zip(precisions, lows, strict=True)]
-    lengths = [0.0, 0.0]  # of the two resultants, squared
+    lows = _lowest(precisions)
+    norms = _norms(precisions, lows)
+    lengths = []  # of the two resultants, squared, block by block
     for parts in zip(*map(blocks, precisions), strict=True):
-        resultants = [torch.zeros_like(parts[0], dtype=torch.float64) for _ in lengths]
+        resultants = [torch.zeros_like(parts[0], dtype=torch.float64) for _ in range(2)]
         for part, low, own in zip(parts, lows, norms, strict=True):
             for resultant, moved, norm in zip(resultants, _raw_and_moved(part, low), own, strict=True):
                 if norm > 0:
                     resultant.add_(moved, alpha=1 / norm)
-        for which, resultant in enumerate(resultants):
-            lengths[which] += float(torch.dot(resultant, resultant))
-    number = len(precisions)
+        lengths += [torch.dot(resultant, resultant) for resultant in resultants]
+    number, squares = len(precisions), numbers(lengths)
     counted = (sum(norm > 0 for norm in of_all) for of_all in zip(*norms, strict=True))
-    raw, minmax = ((length - n) / (number * (number - 1)) for length, n in zip(lengths, counted, strict=True))
+    raw, minmax = (
+        (sum(of_blocks) - n) / (number * (number - 1))
+        for of_blocks, n in zip((squares[::2], squares[1::2]), counted, strict=True)
+    )
     return raw, minmax
 
 
-def _norms(precision: Params, low: float) -> tuple[float, float]:
-    """Of the entries, and of what they are above the smallest one."""
-    squares = [[float(torch.dot(moved, moved)) for moved in _raw_and_moved(block, low)] for block in blocks(precision)]
-    raw, minmax = (math.sqrt(sum(parts)) for parts in zip(*squares, strict=True))
-    return raw, minmax
+def _lowest(precisions: Sequence[Params]) -> list[float]:
+    """The smallest entry of each precision."""
+    found = numbers(value.min() for precision in precisions for value in precision.values())
+    width = len(found) // len(precisions)
+    return [min(found[first : first + width]) for first in range(0, len(found), width)]
+
+
+def _norms(precisions: Sequence[Params], lows: Sequence[float]) -> list[tuple[float, float]]:
+    """Of each precision: that of its entries, and of what they are above the smallest one."""
+    squares = numbers(
+        torch.dot(moved, moved)
+        for precision, low in zip(precisions, lows, strict=True)
+        for block in blocks(precision)
+        for moved in _raw_and_moved(block, low)
+    )
+    width = len(squares) // len(precisions)
+    of_each = (squares[first : first + width] for first in range(0, len(squares), width))
+    return [(math.sqrt(sum(one[::2])), math.sqrt(sum(one[1::2]))) for one in of_each]
 
 
 def _raw_and_moved(block: Tensor, low: float) -> Iterator[Tensor]:

@@ -26,23 +26,22 @@ Where the published code differs, or is wrong:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fl_lightning import cavity
-from fl_lightning.cavity import Report
-from fl_lightning.client_memory import ClientMemory
+from fl_lightning.client_state import ClientMemory, RunningTotal
 from fl_lightning.errors import require
+from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.gaussian.diagonal import Diagonal
-from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.quotient import Factor, below, change, clips
-from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server
+from fl_lightning.method import Cohort, Context, HasPosterior, Local, Method, OwnPosterior, Server
+from fl_lightning.methods.parts import ep_cavity
+from fl_lightning.methods.parts.ep_cavity import Report
+from fl_lightning.optimisers.ivon import Ivon, require_own_momentum, require_settings
 from fl_lightning.params import Params, cast_like, weighted_sum, zip_map
 from fl_lightning.penalty import Quadratic
-from fl_lightning.rules.ivon import Ivon, require_own_momentum, require_settings
-from fl_lightning.running_total import RunningTotal
 from fl_lightning.training import Training
 
 
@@ -65,7 +64,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BayesADMM(Method):
+class BayesADMM(Method, HasPosterior):
     """ADMM over Gaussian posteriors, each client trained by IVON against the server's and its own dual.
 
     Attributes:
@@ -77,6 +76,8 @@ class BayesADMM(Method):
         gradient_decay: IVON's decay of the gradient's moving average (b1).
         curvature_decay: IVON's decay of the curvature's moving average (b2).
     """
+
+    display_name: ClassVar[str] = "BayesADMM"
 
     rho: float | None = 1.0
     damping: float = 1.0
@@ -109,17 +110,17 @@ class BayesADMM(Method):
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         rho, duals = self._rho(cohort), [state.duals[n] for n in cohort.members]
         samples = [cohort.server.sizes[n] / (self.temperature * rho) for n in cohort.members]
-        return cavity.broadcast(Diagonal(state.params, state.precision), state.origin, duals, samples, rho)
+        return ep_cavity.broadcast(Diagonal(state.params, state.precision), state.origin, duals, samples, rho)
 
     def penalty(self, context: Context) -> Quadratic:
-        return cavity.pull(context, self.prior)
+        return ep_cavity.prior_loss(context, self.prior)
 
-    def rule(self, training: Training, context: Context) -> Ivon:
+    def local_optimiser(self, training: Training, context: Context) -> Ivon:
         decays = self.gradient_decay, self.curvature_decay
-        return cavity.ivon(training, context, self.prior, self.curvature_start, decays)
+        return ep_cavity.ivon(training, context, self.prior, self.curvature_start, decays)
 
     def report(self, local: Local, context: Context) -> Report:
-        return cavity.found(local.params, local.rule_state.curvature, context, self.prior)
+        return ep_cavity.found(local.params, local.rule_state.curvature, context, self.prior)
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         state, moment, found = self._mixture(state, cohort, reports)
@@ -168,10 +169,10 @@ class BayesADMM(Method):
         context = self.broadcast(before, cohort)
         taken = [context.of_member(position).own.precision for position in range(len(cohort.members))]
         return {
-            **cavity.of_precision(after.precision),
+            **ep_cavity.of_precision(after.precision),
             "server_clips": float(below(self._mixture(before, cohort, reports)[-1], self.prior)),
             "prior_clips": [float(clips(before.precision, one, self.prior)) for one in taken],
-            "duals_negative": cavity.negatives([after.duals[n] for n in cohort.members]),
+            "duals_negative": ep_cavity.negatives([after.duals[n] for n in cohort.members]),
         }
 
     def _rho(self, cohort: Cohort) -> float:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fl_lightning.data.plan import ClientData
-from fl_lightning.method import Cohort, Context, Local, Method
+from fl_lightning.data.batches import ClientData
+from fl_lightning.method import Cohort, Context, CountsTraffic, Local, Method, ServerData
 from fl_lightning.params import Params
 
 
@@ -31,7 +31,7 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Centralised(Method):
+class Centralised(Method, ServerData, CountsTraffic):
     """Centralised training on the pooled data with the budget of the federated methods: the upper reference."""
 
     def init(self, params: Params, num_clients: int) -> State:

@@ -16,19 +16,19 @@ The paper came without code. Where it is silent:
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fl_lightning import streams
+from fl_lightning.data.batches import Plan
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.heterogeneity import label_distance
-from fl_lightning.data.plan import Plan
 from fl_lightning.engines.functional import train_one
 from fl_lightning.errors import Diverged, require
-from fl_lightning.inputs import named
-from fl_lightning.method import Cohort, Context, Local, Method, Server
+from fl_lightning.method import Cohort, Context, Local, Method, Server, ServerData, Traits
+from fl_lightning.models.inputs import named
 from fl_lightning.params import Params, all_finite, average
 from fl_lightning.training import Training
 
@@ -48,7 +48,7 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DataSharing(Method):
+class DataSharing(Method, ServerData):
     """FedAvg with a few samples of the server's data (data.holdout) given to every client.
 
     Attributes:
@@ -60,6 +60,8 @@ class DataSharing(Method):
         warmup_lr: Learning rate of the warm-up.
         warmup_batch_size: Samples per step of the warm-up.
     """
+
+    display_name: ClassVar[str] = "data sharing"
 
     share: float = 0.5
     weight_includes_shared: bool = False
@@ -148,8 +150,8 @@ class DataSharing(Method):
         return numbers
 
     @property
-    def drops_stragglers(self) -> bool:
-        return self.stragglers == "drop"
+    def traits(self) -> Traits:
+        return Traits(drops_stragglers=self.stragglers == "drop")
 
     def _shared_samples(self, size: int) -> int:
         """How many of the server's samples a client receives: alpha |G|, rounded."""

@@ -31,31 +31,41 @@ Where published codes differ, or are wrong:
   implicit solves for the step's end instead, which is stable however small the client is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
-from fl_lightning import cavity
-from fl_lightning.batching import couples_samples
-from fl_lightning.cavity import Report
-from fl_lightning.client_memory import ClientMemory
-from fl_lightning.curvature.epoch_samples import EpochSamples
+from fl_lightning.client_state import ClientMemory, RunningTotal
 from fl_lightning.curvature.fisher import diagonal_fisher
+from fl_lightning.data.model_checks import couples_samples
 from fl_lightning.errors import require
+from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.gaussian.diagonal import Diagonal
-from fl_lightning.gaussian.form import Gaussian
 from fl_lightning.gaussian.quotient import Factor, below, change, clips
-from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server, Step
+from fl_lightning.method import (
+    Cohort,
+    Context,
+    HasPosterior,
+    Local,
+    Method,
+    ObservesPath,
+    OwnPosterior,
+    Server,
+    Step,
+    Traits,
+)
+from fl_lightning.methods.parts import ep_cavity
+from fl_lightning.methods.parts.ep_cavity import Report
+from fl_lightning.methods.parts.sgd_samples import EpochSamples
+from fl_lightning.models.task import Weights
+from fl_lightning.optimisers import usual
+from fl_lightning.optimisers.base import Rule
+from fl_lightning.optimisers.implicit_sgd import ImplicitPenalty
+from fl_lightning.optimisers.ivon import require_own_momentum, require_settings
 from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zeros, zip_map
-from fl_lightning.penalty import Quadratic, overshoot_advice
-from fl_lightning.rules.implicit import ImplicitPenalty
-from fl_lightning.rules.ivon import require_own_momentum, require_settings
-from fl_lightning.rules.rule import Rule
-from fl_lightning.rules.usual import usual
-from fl_lightning.running_total import RunningTotal
-from fl_lightning.task import Weights
+from fl_lightning.penalty import Quadratic
 from fl_lightning.training import Training, require_samples_of_sgd, require_sgd
 
 
@@ -78,7 +88,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EP(Method):
+class EP(Method, ObservesPath, HasPosterior):
     """Expectation propagation: one Gaussian factor per client, renewed against the product of all others.
 
     Attributes:
@@ -102,6 +112,8 @@ class EP(Method):
         gradient_decay: IVON's decay of the gradient's moving average (b1).
         curvature_decay: IVON's decay of the curvature's moving average (b2).
     """
+
+    display_name: ClassVar[str] = "EP"
 
     inference: Literal["laplace", "identity", "samples", "vi"] = "laplace"
     memory: Literal["ep", "sep", "adf"] = "ep"
@@ -164,39 +176,39 @@ class EP(Method):
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         factors = [self._factor(state, n, share) for n, share in zip(cohort.members, cohort.shares, strict=True)]
         samples = [cohort.server.sizes[n] / self.temperature for n in cohort.members]
-        return cavity.broadcast(Diagonal(state.params, state.precision), state.origin, factors, samples)
+        return ep_cavity.broadcast(Diagonal(state.params, state.precision), state.origin, factors, samples)
 
     def penalty(self, context: Context) -> Quadratic:
-        return cavity.pull(context, self.prior)
+        return ep_cavity.prior_loss(context, self.prior)
 
-    def rule(self, training: Training, context: Context) -> Rule:
+    def local_optimiser(self, training: Training, context: Context) -> Rule:
         if self.inference == "vi":
             decays = self.gradient_decay, self.curvature_decay
-            return cavity.ivon(training, context, self.prior, self.curvature_start, decays)
+            return ep_cavity.ivon(training, context, self.prior, self.curvature_start, decays)
         return usual(training) if self.prior_step == "explicit" else ImplicitPenalty(training, self.penalty(context))
 
-    def trace(self, context: Context) -> Any:
+    def path_statistics(self, context: Context) -> Any:
         if self.inference == "samples":
             return EpochSamples.none(context.start)
-        return zeros(context.start) if self.observes else ()
+        return zeros(context.start) if self._follows_path else None
 
-    def observe(self, trace: Any, step: Step) -> Any:
+    def observe(self, statistics: Any, step: Step) -> Any:
         if step.squares is None:
-            return trace.seen(step, self.burn_in)
-        return zip_map(lambda t, s: t + s * step.fraction, trace, step.squares)
+            return statistics.seen(step, self.burn_in)
+        return zip_map(lambda t, s: t + s * step.fraction, statistics, step.squares)
 
     def report(self, local: Local, context: Context) -> Report:
         if self.inference == "vi":
-            return cavity.found(local.params, local.rule_state.curvature, context, self.prior)
+            return ep_cavity.found(local.params, local.rule_state.curvature, context, self.prior)
         if self.inference == "laplace":
             fisher = self._fisher(local)
             level = self.floor * flatten(fisher).mean() if self.floor else 0.0
-            return cavity.found(local.params, zip_map(lambda f: f + level, fisher), context, self.prior)
+            return ep_cavity.found(local.params, zip_map(lambda f: f + level, fisher), context, self.prior)
         same = zip_map(lambda p: torch.full_like(p, self.scale), local.params)
-        identity = cavity.found(local.params, same, context, self.prior)
-        if self.inference == "identity" or not bool(local.trace.number):
+        identity = ep_cavity.found(local.params, same, context, self.prior)
+        if self.inference == "identity" or not bool(local.path_statistics.number):
             return identity
-        samples: EpochSamples = local.trace
+        samples: EpochSamples = local.path_statistics
         trust = 1 / (1 + (float(samples.number) - 1) * self.shrinkage)
         variance = zip_map(lambda i, v: trust / i.double() + (1 - trust) * v, identity.precision, samples.variance())
         precision = zip_map(torch.reciprocal, variance)
@@ -244,39 +256,32 @@ class EP(Method):
         for position in range(len(cohort.members)):
             member = context.of_member(position)
             clipped.append(float(clips(before.precision, member.own.precision, self.prior)))
-            stiffest = max(float(a.max()) for a in cavity.cavity(member, self.prior).precision.values())
+            stiffest = max(float(a.max()) for a in ep_cavity.cavity(member, self.prior).precision.values())
             stability.append(cohort.training.lr * stiffest / float(member.own.samples))
         numbers = {
-            **cavity.of_precision(after.precision),
+            **ep_cavity.of_precision(after.precision),
             "cavity_clips": clipped,
             "server_clips": float(below(self._product(before, cohort, reports)[-1], self.prior)),
         }
         if cohort.training.is_sgd:
             numbers |= {"prior_stability": max(stability), "stiffness": stability}
         if isinstance(after.factors, ClientMemory):
-            numbers["factors_negative"] = cavity.negatives([after.factors[n] for n in cohort.members])
+            numbers["factors_negative"] = ep_cavity.negatives([after.factors[n] for n in cohort.members])
         return numbers
 
-    def advice(self, metrics: Mapping[str, float]) -> str:
-        if self.inference == "vi" or self.prior_step == "implicit" or not overshoot_advice(metrics):
-            return ""
-        return (
-            f"prior_stability, the learning rate times the stiffest cavity over its client's samples, is "
-            f"{metrics['prior_stability']:.2g}; above 1 its step overshoots, above 2 it diverges: use "
-            "--method.prior_step implicit, or lower training.lr"
+    @property
+    def traits(self) -> Traits:
+        explicit = self.inference != "vi" and self.prior_step == "explicit"
+        return Traits(
+            extra_passes=1 if self.inference == "laplace" and self.curvature == "end" else 0,
+            needs_squares=self._follows_path,
+            overshoot_advice="use --method.prior_step implicit, or lower training.lr" if explicit else "",
         )
 
     @property
-    def observes(self) -> bool:
-        return self.inference == "samples" or self.needs_squares
-
-    @property
-    def needs_squares(self) -> bool:
+    def _follows_path(self) -> bool:
+        """Whether squared gradients are summed along the path."""
         return self.inference == "laplace" and self.curvature == "path"
-
-    @property
-    def extra_passes(self) -> int:
-        return 1 if self.inference == "laplace" and self.curvature == "end" else 0
 
     def _rate(self, cohort: Cohort) -> float:
         """Rho."""
@@ -285,7 +290,7 @@ class EP(Method):
     def _fisher(self, local: Local) -> Params:
         """Mean of the squared gradients of the client's samples."""
         if self.curvature == "path":
-            return zip_map(lambda t: t / local.num_epochs, local.trace)
+            return zip_map(lambda t: t / local.num_epochs, local.path_statistics)
         weights = Weights(local.params, local.buffers)
         return diagonal_fisher(local.task, weights, local.data, "per_sample", None)
 

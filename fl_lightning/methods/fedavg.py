@@ -8,9 +8,9 @@ Data, AISTATS 2017.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from fl_lightning.method import Cohort, Context, Local, Method
+from fl_lightning.method import Cohort, Context, Local, Method, Traits
 from fl_lightning.params import Params, average
 
 
@@ -35,6 +35,8 @@ class FedAvg(Method):
             them.
     """
 
+    display_name: ClassVar[str] = "FedAvg"
+
     stragglers: Literal["drop", "keep"] = "drop"
 
     def init(self, params: Params, num_clients: int) -> State:
@@ -47,5 +49,5 @@ class FedAvg(Method):
         return State(average(state.params, [report.params for report in reports], cohort.weights))
 
     @property
-    def drops_stragglers(self) -> bool:
-        return self.stragglers == "drop"
+    def traits(self) -> Traits:
+        return Traits(drops_stragglers=self.stragglers == "drop")

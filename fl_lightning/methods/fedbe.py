@@ -26,7 +26,7 @@ Where the paper, its published code and our setting differ:
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,11 +34,11 @@ from torch.nn.functional import kl_div, log_softmax, softmax
 
 from fl_lightning import streams
 from fl_lightning.errors import require
-from fl_lightning.likelihoods.likelihood import require_classes
-from fl_lightning.method import Cohort, Context, Local, Method, Server
+from fl_lightning.method import Cohort, Context, HasEnsemble, Local, Method, Server
+from fl_lightning.models.likelihoods.base import require_classes
+from fl_lightning.models.task import Weights
+from fl_lightning.optimisers.sgd import sgd
 from fl_lightning.params import Params, average, cast_like, flatten, weighted_sum, zeros, zip_map
-from fl_lightning.rules.sgd import sgd
-from fl_lightning.task import Weights
 from fl_lightning.training import Training
 
 # Of the published code's Gaussian: factor on the standard deviation, and the least variance of a normalised update.
@@ -59,7 +59,7 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedBE(Method):
+class FedBE(Method, HasEnsemble):
     """Bayesian model ensemble: the server distils models sampled around the clients' average into one.
 
     Attributes:
@@ -79,6 +79,8 @@ class FedBE(Method):
         swa_frequency: Every so many steps an iterate enters the average; null takes the last iterate instead.
         kl_mean: Whether the divergence is averaged over samples, or over classes too as in the published code.
     """
+
+    display_name: ClassVar[str] = "FedBE"
 
     sampler: Literal["gaussian_paper", "gaussian_code", "dirichlet", "dirichlet_weighted"] = "gaussian_paper"
     samples: int = 10

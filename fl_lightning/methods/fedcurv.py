@@ -18,22 +18,21 @@ The authors published no code. Where others' code differs from the paper, we fol
 - clients send theta_n and u_n, and the server forms v_n: the paper sends v_n too, which nobody needs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fl_lightning.batching import couples_samples
-from fl_lightning.client_memory import ClientMemory
+from fl_lightning.client_state import ClientMemory, RunningTotal
 from fl_lightning.curvature.fisher import FisherKind, diagonal_fisher
+from fl_lightning.data.model_checks import couples_samples
 from fl_lightning.errors import require
-from fl_lightning.method import Cohort, Context, Local, Method, Server
+from fl_lightning.method import Cohort, Context, Local, Method, Server, Traits
+from fl_lightning.models.task import Weights
 from fl_lightning.params import Params, average, flatten, zeros, zip_map
-from fl_lightning.penalty import Penalty, overshoot_advice
-from fl_lightning.running_total import RunningTotal
-from fl_lightning.task import Weights
+from fl_lightning.penalty import SOFTER, Penalty
 from fl_lightning.training import Training
 
 
@@ -119,6 +118,7 @@ class FedCurv(Method):
             clients that ever took part.
     """
 
+    display_name: ClassVar[str] = "FedCurv"
     version: ClassVar[int] = 2
 
     strength: float = 1.0
@@ -180,12 +180,9 @@ class FedCurv(Method):
             largest = float(flatten(total).max())
         return {"prior_stability": 2 * cohort.training.lr * self.strength * largest}
 
-    def advice(self, metrics: Mapping[str, float]) -> str:
-        return overshoot_advice(metrics)
-
     @property
-    def extra_passes(self) -> int:
-        return 1
+    def traits(self) -> Traits:
+        return Traits(extra_passes=1, overshoot_advice=SOFTER)
 
 
 def _nothing(params: Params) -> tuple[ClientMemory[Own], RunningTotal[Own]]:

@@ -23,18 +23,18 @@ Where published codes differ:
   constant force.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fl_lightning.client_memory import ClientMemory
+from fl_lightning.client_state import ClientMemory
 from fl_lightning.errors import require
-from fl_lightning.method import Cohort, Context, Local, Method
+from fl_lightning.method import Cohort, Context, Local, Method, Traits
 from fl_lightning.params import Params, average, cast_like, flatten, mean_update, zeros, zip_map
-from fl_lightning.penalty import Penalty, Quadratic, overshoot_advice
+from fl_lightning.penalty import SOFTER, Penalty, Quadratic
 
 
 class State(NamedTuple):
@@ -69,6 +69,8 @@ class FedDyn(Method):
         measured: Which model counts as the result: the server's own (x), at which clients start, or the mean of the
             clients' models, which the published code tests.
     """
+
+    display_name: ClassVar[str] = "FedDyn"
 
     strength: float = 0.1
     measured: Literal["server", "mean"] = "server"
@@ -119,8 +121,9 @@ class FedDyn(Method):
             numbers["prior_stability"] = cohort.training.lr * self.strength
         return numbers
 
-    def advice(self, metrics: Mapping[str, float]) -> str:
-        return overshoot_advice(metrics)
+    @property
+    def traits(self) -> Traits:
+        return Traits(overshoot_advice=SOFTER)
 
     def _start(self, state: State) -> Params:
         return state.start if self.measured == "mean" else state.params

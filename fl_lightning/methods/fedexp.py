@@ -19,7 +19,7 @@ As there, epsilon falls with the square of `training.lr_decay`, as the squares o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method
@@ -48,6 +48,8 @@ class FedExP(Method):
         average_last: Measure the mean of the last two models of the server, as the published code does. Clients start
             at the newest all the same.
     """
+
+    display_name: ClassVar[str] = "FedExP"
 
     epsilon: float = 1e-3
     average_last: bool = False

@@ -20,19 +20,19 @@ No code was published; where the paper leaves a choice, or ours differs:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fl_lightning.cavity import of_precision
 from fl_lightning.errors import require
+from fl_lightning.gaussian.damping import Merging
 from fl_lightning.gaussian.diagonal import Diagonal
-from fl_lightning.gaussian.merging import Merging
-from fl_lightning.method import Cohort, Context, Local, Method, OwnPosterior, Server
+from fl_lightning.method import Cohort, Context, HasPosterior, Local, Method, OwnPosterior, Server
+from fl_lightning.methods.parts.ep_cavity import of_precision
+from fl_lightning.optimisers.ivon import Ivon, require_own_momentum, require_settings
 from fl_lightning.params import Params, zeros, zip_map
 from fl_lightning.penalty import Quadratic
-from fl_lightning.rules.ivon import Ivon, require_own_momentum, require_settings
 from fl_lightning.training import Training
 
 
@@ -54,7 +54,7 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedIvon(Method):
+class FedIvon(Method, HasPosterior):
     """Product of Gaussian posteriors that each client trains by IVON, starting at the server's mean and curvature.
 
     Attributes:
@@ -64,6 +64,8 @@ class FedIvon(Method):
         gradient_decay: IVON's decay of the gradient's moving average (b1).
         curvature_decay: IVON's decay of the curvature's moving average (b2).
     """
+
+    display_name: ClassVar[str] = "FedIvon"
 
     prior: float = 1e-4
     temperature: float = 0.1
@@ -91,7 +93,7 @@ class FedIvon(Method):
     def penalty(self, context: Context) -> Quadratic:
         return Quadratic(zeros(context.start), self.prior)
 
-    def rule(self, training: Training, context: Context) -> Ivon:
+    def local_optimiser(self, training: Training, context: Context) -> Ivon:
         samples: Tensor = context.own
         prior = zip_map(lambda p: torch.full_like(p, self.prior), context.start)
         curvature = zip_map(lambda a: a - self.prior, context.shared)

@@ -18,19 +18,18 @@ bayes-admm, the authors' later code, has the norm without the square, so that it
 also gives every client the step size of the last one, and reseeds every client and round alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fl_lightning.client_memory import ClientMemory
+from fl_lightning.client_state import ClientMemory, RunningTotal
 from fl_lightning.errors import require
-from fl_lightning.method import Cohort, Context, Local, Method
+from fl_lightning.method import Cohort, Context, Local, Method, Traits
 from fl_lightning.params import Params, flatten, zeros, zip_map
-from fl_lightning.penalty import Penalty, Quadratic, overshoot_advice
-from fl_lightning.running_total import RunningTotal
+from fl_lightning.penalty import SOFTER, Penalty, Quadratic
 
 
 class State(NamedTuple):
@@ -64,6 +63,8 @@ class FedLap(Method):
             authors have 1 on MNIST and 20 on CIFAR-10.
         damping: How much of its step a client's share takes (rho); null is 1/|S|, one over the clients of the round.
     """
+
+    display_name: ClassVar[str] = "FedLap"
 
     strength: float = 1.0
     damping: float | None = None
@@ -118,8 +119,9 @@ class FedLap(Method):
             numbers["prior_stability"] = cohort.training.lr * max(self._stiffness(cohort))
         return numbers
 
-    def advice(self, metrics: Mapping[str, float]) -> str:
-        return overshoot_advice(metrics)
+    @property
+    def traits(self) -> Traits:
+        return Traits(overshoot_advice=SOFTER)
 
     def _stiffness(self, cohort: Cohort) -> list[float]:
         """The pull delta / m_n that every member feels."""

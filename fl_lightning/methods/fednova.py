@@ -33,16 +33,16 @@ What we chose:
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
+from fl_lightning.methods.parts.server_momentum import at_rest, momentum_step
 from fl_lightning.params import Params, average, zip_map
 from fl_lightning.penalty import Penalty, Quadratic
-from fl_lightning.server_momentum import at_rest, momentum_step
 from fl_lightning.training import Training, require_sgd
 
 
@@ -69,6 +69,8 @@ class FedNova(Method):
         mu: Strength of the proximal term in the local solver (mu); 0 is none. Not together with training.momentum.
         server_momentum: Momentum of the server's steps (gmf in the published code); 0 is none.
     """
+
+    display_name: ClassVar[str] = "FedNova"
 
     tau_eff: Literal["mean", "min"] | float = "mean"
     mu: float = 0.0

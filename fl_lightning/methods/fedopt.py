@@ -11,7 +11,7 @@
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization, ICLR 2021;
 Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019.
 
-Every method of the family is a named setting of this file: fedavgm, fedadagrad, fedadam, fedyogi.
+Every method of the family is a preset of this file: fedavgm, fedadagrad, fedadam, fedyogi.
 
 Where published codes differ:
 - v starts at tau^2 as in the paper; the authors' code has Keras' optimisers, where it is 0 (`second_moment zero`), with
@@ -25,15 +25,15 @@ Where published codes differ:
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method
+from fl_lightning.methods.parts.server_momentum import at_rest, momentum_step
 from fl_lightning.params import Params, average, cast_like, flatten, mean_update, zip_map
-from fl_lightning.server_momentum import at_rest, momentum_step
 
 
 class State(NamedTuple):
@@ -66,6 +66,8 @@ class FedOpt(Method):
         second_moment: Where v starts: at tau^2 as in the paper, or at zero as in Keras.
         bias_correction: Divide m and v by 1 - beta^r, as Keras' adam does and the paper does not; for adam and yogi.
     """
+
+    display_name: ClassVar[str] = "FedOpt"
 
     optimiser: Literal["sgd", "adagrad", "adam", "yogi"] = "adam"
     server_lr: float = 0.03

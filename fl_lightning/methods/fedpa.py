@@ -23,15 +23,15 @@ Where the two published codes differ, or differ from this one:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fl_lightning.errors import require
-from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
+from fl_lightning.method import Cohort, Context, Local, Method, ObservesPath, Server, Step
+from fl_lightning.methods.parts.server_momentum import at_rest, momentum_step
 from fl_lightning.params import Params, all_finite, average, cast_like, flatten, mean_update, unflatten, zip_map
-from fl_lightning.server_momentum import at_rest, momentum_step
 from fl_lightning.training import Training, require_samples_of_sgd
 
 
@@ -42,7 +42,7 @@ class State(NamedTuple):
     velocity: Params
 
 
-class Trace(NamedTuple):
+class PathSums(NamedTuple):
     """For every sample the sum of its iterates in float64, and the number of steps since the burn-in."""
 
     sums: tuple[Params, ...]
@@ -56,7 +56,7 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPA(Method):
+class FedPA(Method, ObservesPath):
     """Average of updates that each client corrects by the covariance of its SGD iterates.
 
     Attributes:
@@ -70,6 +70,8 @@ class FedPA(Method):
         server_lr: Learning rate of the server (eta_s).
         server_momentum: Momentum of the server; 0 has none.
     """
+
+    display_name: ClassVar[str] = "FedPA"
 
     burn_in: int = 1
     shrinkage: float = 0.01
@@ -117,32 +119,32 @@ class FedPA(Method):
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         return Context(state.params, max(self._samples_of(cohort)))  # a Python number: nothing is sent
 
-    def trace(self, context: Context) -> Trace:
+    def path_statistics(self, context: Context) -> PathSums:
         empty = zip_map(lambda value: torch.zeros_like(value, dtype=torch.float64), context.start)
         seen = next(iter(empty.values())).new_zeros((), dtype=torch.long)
-        return Trace(tuple(empty for _ in range(context.shared)), seen)
+        return PathSums(tuple(empty for _ in range(context.shared)), seen)
 
-    def observe(self, trace: Trace, step: Step) -> Trace:
+    def observe(self, statistics: PathSums, step: Step) -> PathSums:
         sampling = step.epoch >= self.burn_in
         if self.window is None:
             place = step.epoch - self.burn_in
         else:
             period = self.window + self.discard
-            inside = sampling & (trace.seen % period < self.window)
-            place = torch.where(inside, trace.seen // period, -1)
+            inside = sampling & (statistics.seen % period < self.window)
+            place = torch.where(inside, statistics.seen // period, -1)
             if isinstance(step.epoch, int):  # not under vmap: a number, so that one sum is touched and not all
                 place = int(place)
-        sums = tuple(_add_if(place == k, total, step.params) for k, total in enumerate(trace.sums))
-        return Trace(sums, trace.seen + sampling)
+        sums = tuple(_add_if(place == k, total, step.params) for k, total in enumerate(statistics.sums))
+        return PathSums(sums, statistics.seen + sampling)
 
     def report(self, local: Local, context: Context) -> Report:
-        trace: Trace = local.trace
+        statistics: PathSums = local.path_statistics
         per_epoch = local.num_steps // local.num_epochs
         # Of a cohort with stragglers this client may have taken fewer samples than there is room for, or none.
-        number = min(len(trace.sums), self._num_samples(local.num_epochs, per_epoch))
+        number = min(len(statistics.sums), self._num_samples(local.num_epochs, per_epoch))
         if number == 0:
             return Report(local.params)
-        samples = [flatten(total) / (self.window or per_epoch) for total in trace.sums[:number]]
+        samples = [flatten(total) / (self.window or per_epoch) for total in statistics.sums[:number]]
         if number == 1:  # theta_S - (theta_S - theta_1) would only add rounding
             corrected = samples[0]
         else:
@@ -162,7 +164,7 @@ class FedPA(Method):
     ) -> dict[str, float | list[float]]:
         start = flatten(before.params).double()
         return {
-            "samples": [float(number) for number in self._samples_of(cohort)],
+            "posterior_samples": [float(number) for number in self._samples_of(cohort)],
             "update_norm": [float((start - flatten(report.params).double()).norm()) for report in reports],
             "clients_ignored": float(sum(not all_finite(report.params) for report in reports)),
         }

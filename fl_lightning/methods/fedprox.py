@@ -16,7 +16,7 @@ Where the paper and published codes disagree:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method
@@ -45,6 +45,8 @@ class FedProx(Method):
             the paper searches 0.001, 0.01, 0.1 and 1.
     """
 
+    display_name: ClassVar[str] = "FedProx"
+
     mu: float = 0.1
 
     def __post_init__(self) -> None:
@@ -61,7 +63,3 @@ class FedProx(Method):
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         return State(average(state.params, [report.params for report in reports], cohort.weights))
-
-    @property
-    def drops_stragglers(self) -> bool:
-        return False  # their partial work is the point of the method

@@ -15,11 +15,11 @@ Up to rounding this is FedAvg with one epoch of one full batch, whatever trainin
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from fl_lightning.method import Cohort, Context, Local, Method, Server, Step
+from fl_lightning.method import Cohort, Context, FixesTraining, Local, Method, ObservesPath, Server, Step
+from fl_lightning.optimisers.base import clipped
 from fl_lightning.params import Params, weighted_sum, zeros, zip_map
-from fl_lightning.rules.rule import clipped
 from fl_lightning.training import Training, require_sgd
 
 
@@ -36,8 +36,10 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedSGD(Method):
+class FedSGD(Method, ObservesPath, FixesTraining):
     """Average the clients' full gradients and take one step per round; epochs and batch size do not matter."""
+
+    display_name: ClassVar[str] = "FedSGD"
 
     def adapt(self, training: Training) -> Training:
         return replace(training, epochs=1, batch_size=None, momentum=0.0)
@@ -49,14 +51,14 @@ class FedSGD(Method):
     def init(self, params: Params, num_clients: int) -> State:
         return State(params)
 
-    def trace(self, context: Context) -> Params:
+    def path_statistics(self, context: Context) -> Params:
         return zeros(context.start)
 
-    def observe(self, trace: Params, step: Step) -> Params:
-        return zip_map(lambda t, g: t + g, trace, step.grad)  # a copy: there is only one step
+    def observe(self, statistics: Params, step: Step) -> Params:
+        return zip_map(lambda t, g: t + g, statistics, step.grad)  # a copy: there is only one step
 
     def report(self, local: Local, context: Context) -> Report:
-        grad: Params = local.trace
+        grad: Params = local.path_statistics
         clip_norm, weight_decay = local.training.clip_norm, local.training.weight_decay
         if clip_norm is not None:
             grad = clipped(grad, clip_norm)

@@ -26,21 +26,21 @@ Where published codes disagree with the paper, the defaults are:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fl_lightning import streams
-from fl_lightning.client_memory import ClientMemory
+from fl_lightning.client_state import ClientMemory
 from fl_lightning.curvature.fisher import mean_gradient
 from fl_lightning.errors import require
-from fl_lightning.method import Cohort, Context, Local, Method, Server
-from fl_lightning.params import Params, average, flatten, zeros, zip_map
+from fl_lightning.method import Cohort, Context, Local, Method, Server, ServerData, Traits
+from fl_lightning.methods.parts.control_variates import Variates, change_along_path
+from fl_lightning.models.task import Weights
+from fl_lightning.params import Params, average, flatten, numbers, zeros, zip_map
 from fl_lightning.penalty import Linear, Penalty
-from fl_lightning.task import Weights
 from fl_lightning.training import Training, require_sgd
-from fl_lightning.variates import Variates, change_along_path
 
 
 class State(NamedTuple):
@@ -66,8 +66,8 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scaffold(Method):
-    """Correct client drift by control variates, estimates of each client's gradient and of everybody's.
+class Scaffold(Method, ServerData):
+    """Correct client drift by control variates, estimates of each client's gradient and of the mean.
 
     Attributes:
         option: How a client renews its variate: I takes the gradient of all its data at the server's model, II the
@@ -75,6 +75,8 @@ class Scaffold(Method):
         server_lr: Step size of the server (eta_s, eta_g); 1 takes the mean of the models.
         niid_bench_init: Emulate NIID-Bench, whose variates start at random network weights instead of zero.
     """
+
+    display_name: ClassVar[str] = "SCAFFOLD"
 
     option: Literal["I", "II"] = "II"
     server_lr: float = 1.0
@@ -140,15 +142,9 @@ class Scaffold(Method):
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
         corrections = (zip_map(torch.sub, before.control, before.clients[n]) for n in cohort.members)
-        return {
-            "control_norm": _norm(after.control),
-            "correction_norm": [_norm(correction) for correction in corrections],
-        }
+        control, *of_clients = numbers(flatten(one).double().norm() for one in (after.control, *corrections))
+        return {"control_norm": control, "correction_norm": of_clients}
 
     @property
-    def extra_passes(self) -> int:
-        return 1 if self.option == "I" else 0
-
-
-def _norm(params: Params) -> float:
-    return float(flatten(params).double().norm())
+    def traits(self) -> Traits:
+        return Traits(extra_passes=1 if self.option == "I" else 0)

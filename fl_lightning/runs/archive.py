@@ -1,8 +1,8 @@
 """Runs that have ended in one small file, to publish them, or to go on with a sweep elsewhere.
 
-A zip archive with a folder for every run: its settings (`config.yaml`) and all its numbers (`result.json`), but neither
-checkpoints nor models nor pictures, and not where its folder and store were. Where it is unpacked, the runs are known
-as if they had been computed there: sweeps and comparisons find them finished, reports show them.
+A zip archive with a folder for every run: its settings (`config.yaml`) and all its numbers (in `result.json`), but
+neither checkpoints nor models nor pictures, and not where its folder and store were. Where it is unpacked, the runs are
+known as if they had been computed there: sweeps and comparisons find them finished, reports show them.
 """
 
 import zlib
@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 
 from fl_lightning.errors import UserError, require
-from fl_lightning.runs import files, sealed
+from fl_lightning.runs import checksum, files
 from fl_lightning.runs.checkpoint import SETTINGS
 from fl_lightning.runs.folder import (
+    FOLDER_TAG,
     RESULT,
     Result,
     as_saved,
@@ -28,8 +29,7 @@ from fl_lightning.runs.folder import (
     write_result,
 )
 from fl_lightning.runs.identity import PLACES
-from fl_lightning.runs.recording import FOLDER_TAG, tell
-from fl_lightning.runs.track import PARENT_TAG
+from fl_lightning.runs.tracking.sync import PARENT_TAG, sync_ended
 from fl_lightning.system.atomic import write_atomically
 
 # Of the machine and the store where a run was computed.
@@ -60,7 +60,7 @@ def pack(folders: Iterable[Path], file: Path) -> int:
     with ZipFile(content, "w") as archive:
         for result in ended:
             settings = (result.folder / SETTINGS).read_bytes()
-            for name, entry in ((RESULT, sealed.pack(result.identity, _portable(result))), (SETTINGS, settings)):
+            for name, entry in ((RESULT, checksum.pack(result.identity, _portable(result))), (SETTINGS, settings)):
                 archive.writestr(ZipInfo(f"{result.folder.name}/{name}", DATE), entry, ZIP_DEFLATED, compresslevel=9)
     if ended:
         write_atomically(file, content.getvalue())
@@ -87,7 +87,7 @@ def unpack(file: Path, out: Path) -> Unpacked:
             write_atomically(folder / SETTINGS, settings)
             files.write_tables(result.history, folder)
             write_result(result)
-            new.append(tell(out, result, result.tags))
+            new.append(sync_ended(out, result))
     return Unpacked(new, known)
 
 
@@ -95,7 +95,9 @@ def _portable(result: Result) -> dict[str, Any]:
     """What is saved of a run, without the machine that computed it."""
     tags = {name: value for name, value in result.tags.items() if name not in LOCAL_TAGS}
     params = {name: None if name in PLACES else value for name, value in result.params.items()}
-    return as_saved(replace(result, tags=tags, params=params, store="", run_id="", unsent=True))
+    saved = as_saved(replace(result, tags=tags, params=params, store="", run_id="", unsent=True))
+    del saved["rounds"]  # how many: here they are themselves
+    return {**saved, "history": [measurement._asdict() for measurement in result.history]}
 
 
 def _read(file: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
@@ -112,15 +114,18 @@ def _read(file: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
             return {name: _entry(archive, name) for name in names}
     except FileNotFoundError:
         raise UserError(f"no file at {file}; {REMEDY}") from None
-    except (BadZipFile, zlib.error, EOFError, LookupError, TypeError, ValueError, sealed.DamagedError) as damage:
+    except (BadZipFile, zlib.error, EOFError, LookupError, TypeError, ValueError, checksum.DamagedError) as damage:
         raise UserError(f"{file} is damaged, or not an archive of runs ({damage}); {REMEDY}") from None
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}; {REMEDY}") from None
 
 
 def _entry(archive: ZipFile, name: str) -> tuple[dict[str, Any], bytes]:
-    content = sealed.unpack(archive.read(f"{name}/{RESULT}"), None)
+    content = checksum.unpack(archive.read(f"{name}/{RESULT}"), None)
     result = from_saved(content, Path(name))
+    for metric, value in ((name, value) for one in result.history for name, value in one.metrics.items()):
+        if not isinstance(value, int | float):
+            raise ValueError(f"expected a number as {metric}, got {value!r}")
     tags = result.tags
     own = folder_name(tags["method"], tags["data"], tags["trajectory"], result.params["federation.rounds"])
     # A run lies in the folder of its settings, and nowhere else on this machine.

@@ -1,15 +1,21 @@
 """What a finished run leaves in its folder: configuration, tables, pictures."""
 
-from collections.abc import Sequence
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from torch import Tensor
 
-from fl_lightning.config import RunConfig
-from fl_lightning.record import Measurement
-from fl_lightning.runs.checkpoint import SETTINGS
+from fl_lightning.metrics.metric import GA, Measurement
+from fl_lightning.runs.config.run_config import SETTINGS_JSON, SETTINGS_YAML, RunConfig
 from fl_lightning.system.atomic import write_atomically
+
+ROUNDS, CLIENTS = "rounds.parquet", "clients.parquet"
+CHECKSUM = "fl_lightning.checksum"
 
 
 def write(
@@ -28,15 +34,16 @@ def write(
         The files.
     """
     title = f"{config.names['method']} on {config.names['data']}"
-    files = [folder / SETTINGS]
-    write_atomically(files[0], config.yaml().encode())
+    files = [folder / SETTINGS_YAML, folder / SETTINGS_JSON]
+    for path, content in zip(files, (config.yaml(), json.dumps(config.flat())), strict=True):
+        write_atomically(path, content.encode())
     files += write_tables(history, folder)
     if pictures:
-        from fl_lightning.runs import pictures as draw  # matplotlib: only who draws waits for it
+        from fl_lightning.runs.plotting import run_figures as draw  # matplotlib: only who draws waits for it
 
         figure = draw.partition(counts, f"{title}: samples per client and class")
         files.append(draw.save(figure, folder / "partition.png"))
-        if any("GA" in measurement.metrics for measurement in history):
+        if any(GA in measurement.metrics for measurement in history):
             rounds = [measurement.metrics for measurement in history]
             figure = draw.learning_curves(config.names["method"], rounds, title)
             files.append(draw.save(figure, folder / "curves.png"))
@@ -44,11 +51,41 @@ def write(
 
 
 def write_tables(history: Sequence[Measurement], folder: Path) -> list[Path]:
-    """Write all that was measured as tables of rounds and of clients."""
-    tables = {"rounds.parquet": rounds_table(history), "clients.parquet": clients_table(history)}
-    for name, table in tables.items():
-        write_atomically(folder / name, table.to_parquet(index=False))
-    return [folder / name for name in tables]
+    """Write all that was measured as tables of rounds and of clients; the former has the checksum of both."""
+    rounds, clients = rounds_table(history), clients_table(history).to_parquet(index=False)
+    rounds.attrs[CHECKSUM] = _checksum(folder, rounds, clients)
+    contents = {ROUNDS: rounds.to_parquet(index=False), CLIENTS: clients}
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
+    return [folder / name for name in contents]
+
+
+def read_tables(folder: Path) -> list[Measurement]:
+    """All that was measured, from the tables; nothing if they are damaged, another run's, or without a checksum.
+
+    What is NaN in them is left out: a table does not tell it from what was not measured.
+    """
+    try:
+        rounds, content = pd.read_parquet(folder / ROUNDS), (folder / CLIENTS).read_bytes()
+        if rounds.attrs.get(CHECKSUM) != _checksum(folder, rounds, content):
+            return []
+        clients = pd.read_parquet(BytesIO(content))
+    except Exception:  # a damaged file fails anywhere in pyarrow and pandas
+        return []
+    metrics = [{str(k): v for k, v in row.items() if v == v and k != "round"} for row in rounds.to_dict("records")]
+    rows = {i: part.drop(columns="round").dropna(axis="columns", how="all") for i, part in _by_round(clients)}
+    members = [rows[i].to_dict("list") if i in rows else {} for i in range(1, len(metrics) + 1)]
+    return [Measurement(one, {str(k): v for k, v in own.items()}) for one, own in zip(metrics, members, strict=True)]
+
+
+def _by_round(clients: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:
+    return clients.groupby("round") if len(clients) else ()
+
+
+def _checksum(folder: Path, rounds: pd.DataFrame, clients: bytes) -> int:
+    """Of the tables of the run that lies in this folder."""
+    numbers = pd.util.hash_pandas_object(rounds, index=False).to_numpy().tobytes() if len(rounds) else b""
+    return zlib.crc32(b"".join([folder.name.encode(), repr(list(rounds)).encode(), numbers, clients]))
 
 
 def rounds_table(history: Sequence[Measurement]) -> pd.DataFrame:

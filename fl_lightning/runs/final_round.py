@@ -15,22 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.config import RunConfig
+from fl_lightning.data.batches import SERVER, ClientData
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.plan import SERVER, ClientData
 from fl_lightning.data.shares import sizes_of
 from fl_lightning.errors import require
-from fl_lightning.inputs import Inputs, part
-from fl_lightning.method import OwnPosterior
+from fl_lightning.method import HasPosterior, OwnPosterior, adapted
+from fl_lightning.metrics.metric import is_final
+from fl_lightning.metrics.uncertainty import (
+    method_posterior,
+    ood_inputs,
+    posterior_file,
+    predictive,
+    prior_precision,
+    sample_curvature,
+)
+from fl_lightning.metrics.uncertainty.evaluate import Arrays, measure
+from fl_lightning.metrics.uncertainty.posterior import Member, Posterior, Scaling, build
+from fl_lightning.models.inputs import Inputs, part
+from fl_lightning.models.task import Task, Weights
 from fl_lightning.record import Snapshot
-from fl_lightning.runs.track import TIMES
+from fl_lightning.runs.config.run_config import RunConfig
+from fl_lightning.runs.tracking.sync import TIMES
 from fl_lightning.system.atomic import write_atomically
-from fl_lightning.system.names import metric_name
-from fl_lightning.task import Task, Weights
-from fl_lightning.uncertainty import curvature, file, own, predictive, prior, shifted
-from fl_lightning.uncertainty.kinds import is_final
-from fl_lightning.uncertainty.measure import Arrays, measure
-from fl_lightning.uncertainty.posterior import Member, Posterior, Scaling, build
+from fl_lightning.system.metric_names import metric_name
 
 ARRAYS = "uncertainty.npz"
 PICTURE = "uncertainty.png"
@@ -62,7 +69,9 @@ class Situation(NamedTuple):
 
 def kept_by_method(config: RunConfig, now: Snapshot, clients: Sequence[Tensor]) -> OwnPosterior | None:
     """The posterior that the method itself keeps after a round, if it keeps any."""
-    training = config.method.adapt(config.training)
+    if not isinstance(config.method, HasPosterior):
+        return None
+    training = adapted(config.method, config.training)
     return config.method.posterior(now.state, max(1, now.round), training, sizes_of(clients))
 
 
@@ -72,12 +81,14 @@ def check(config: RunConfig, now: Situation) -> None:
     if not settings.final_round:
         return
     _strange(config, now)
-    curvature.check(now.task, now.weights, _client_data(now)[0], settings.form)
+    sample_curvature.check(now.task, now.weights, _client_data(now)[0], settings.form)
     if settings.source != "final_round":
-        own.check(config.names["method"], now.own, settings)
+        method_posterior.check(config.names["method"], now.own, settings)
     held = held_out(now)
     if settings.prior_precision == "holdout" and held is None:
-        prior.tuned(Posterior(now.task, now.weights, settings.form, (), 1, 0.0), settings, None)  # says what is missing
+        prior_precision.tuned(
+            Posterior(now.task, now.weights, settings.form, (), 1, 0.0), settings, None
+        )  # says what is missing
     require(held is not None or "temperature" not in settings.predictive, predictive.NO_TEMPERATURE)
 
 
@@ -89,12 +100,12 @@ def conclude(config: RunConfig, now: Situation, folder: Path, pictures: bool = T
     kinds = list(dict.fromkeys([*always, *settings.predictive]))
     findings = measure(found, now.dataset, kinds, _strange(config, now))
     keeps = found if "ensemble" in settings.predictive else replace(found, members=())
-    file.save(keeps, folder / file.FILE)
+    posterior_file.save(keeps, folder / posterior_file.FILE)
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **findings.arrays)
     write_atomically(folder / ARRAYS, content.getvalue())
     if pictures:
-        from fl_lightning.runs import pictures as draw  # matplotlib: only who draws waits for it
+        from fl_lightning.runs.plotting import run_figures as draw  # matplotlib: only who draws waits for it
 
         draw.save(draw.uncertainty(findings.arrays, findings.metrics), folder / PICTURE)
     return numbers | findings.metrics
@@ -105,11 +116,11 @@ def posterior_at(config: RunConfig, now: Situation) -> tuple[Posterior, dict[str
     settings = config.uncertainty
     clients = _client_data(now)
     if settings.source == "final_round":
-        pooled = curvature.final_round(now.task, now.weights, clients, settings.form, settings.slopes)
+        pooled = sample_curvature.final_round(now.task, now.weights, clients, settings.form, settings.slopes)
     else:
-        own.check(config.names["method"], now.own, settings)
+        method_posterior.check(config.names["method"], now.own, settings)
         assert now.own is not None
-        pooled = own.pooled(now.own, now.task, now.weights, clients)
+        pooled = method_posterior.pooled(now.own, now.task, now.weights, clients)
     one = clients[0].fetch(clients[0].indices[:1])[0]
     found = build(now.task, now.weights, settings.form, pooled, one)
     found = replace(
@@ -121,7 +132,7 @@ def posterior_at(config: RunConfig, now: Situation) -> tuple[Posterior, dict[str
         glm_draws=settings.glm_draws,
         source=settings.source,
     )
-    found = prior.tuned(found, settings, held_out(now), now.own.prior if now.own is not None else None)
+    found = prior_precision.tuned(found, settings, held_out(now), now.own.prior if now.own is not None else None)
     numbers = {
         "posterior/prior_precision": found.prior_precision,
         "posterior/train_loss": found.loss,
@@ -169,7 +180,7 @@ def _client_data(now: Situation) -> list[ClientData]:
 def _strange(config: RunConfig, now: Situation) -> dict[str, Inputs]:
     root = getattr(config.source, "root", None)
     dropped = None
-    if config.split.drop_classes and shifted.DROPPED in config.uncertainty.ood:
+    if config.split.drop_classes and ood_inputs.DROPPED in config.uncertainty.ood:
         whole = config.source.load()
         dropped = part(whole.test_x, torch.isin(whole.test_y, torch.tensor(config.split.drop_classes)))
     given: dict[str, str] = {}
@@ -182,7 +193,7 @@ def _strange(config: RunConfig, now: Situation) -> dict[str, Inputs]:
         )
         given[short] = name
     return {
-        short: shifted.inputs_of(name, now.dataset, root, dropped, config.seed)
+        short: ood_inputs.inputs_of(name, now.dataset, root, dropped, config.seed)
         for short, name in given.items()
         if name != config.names["data"]  # a study names them all; a dataset is not strange to itself
     }

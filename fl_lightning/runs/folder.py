@@ -1,21 +1,23 @@
 """The folder of a run: where it lies, who may write to it, and the result in it."""
 
+import functools
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import filelock
 
-from fl_lightning.config import RunConfig
 from fl_lightning.errors import UserError, require
-from fl_lightning.record import Measurement
-from fl_lightning.runs import checkpoint, sealed
+from fl_lightning.metrics.early_stopping import Stop
+from fl_lightning.metrics.metric import GA, LA, Measurement
+from fl_lightning.runs import checkpoint, checksum, old_formats, rounds_file
+from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.identity import identity, trajectory
-from fl_lightning.stopping import Stop
 from fl_lightning.system import activity
 
 RESULT, ATTEMPT = "result.json", "attempt.json"
@@ -23,6 +25,11 @@ ARTIFACTS = (
     *(checkpoint.SETTINGS, "rounds.parquet", "clients.parquet", "partition.png", "curves.png", "laplace.npz"),
     *("uncertainty.npz", "uncertainty.png", "model.safetensors"),
 )
+# Of an MLflow run: the key by which it is found again, and where its files are.
+ATTEMPT_TAG, FOLDER_TAG = "fl_lightning.attempt", "fl_lightning.folder"
+# Of a run that its own rule has stopped: after which round, and why.
+STOPPED_TAG = "stopped"
+AGAIN = "compute this run again with --fresh, or delete its folder"
 # What of a result is saved under its own name.
 SAVED = ("status", "message", "run_id", "tags", "store", "name", "params", "unsent")
 
@@ -32,7 +39,7 @@ class Result:
     """How a run ended.
 
     Attributes:
-        status: finished, diverged, or stopped by somebody who had seen enough of it.
+        status: finished, diverged, or stopped before its last round.
         message: Why it stopped before the last round, if it did.
         run_id: Of the MLflow run.
         folder: Where its files are.
@@ -67,8 +74,8 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """What `--json` prints."""
         return {
-            "GA": self.final.get("GA"),
-            "LA": self.final.get("LA"),
+            GA: self.final.get(GA),
+            LA: self.final.get(LA),
             "round": len(self.history),
             "run_id": self.run_id,
             "status": self.status,
@@ -87,7 +94,7 @@ def forget(config: RunConfig, out: Path) -> None:
 
 def folder_of(config: RunConfig, out: Path) -> Path:
     """Where a run leaves its files. Runs that differ in the number of rounds alone lie side by side."""
-    return out / folder_name(config.names["method"], config.names["data"], trajectory(config), config.federation.rounds)
+    return out / folder_name(config.recorded_method, config.names["data"], trajectory(config), config.federation.rounds)
 
 
 def folder_name(method: str, data: str, trajectory: str, rounds: int) -> str:
@@ -148,8 +155,41 @@ def up_to(result: Result, stop: Stop, rounds: int) -> Result | None:
 
 
 def latest(config: RunConfig, out: Path) -> Result | None:
-    """How this run ended, or where it was stopped; None if it never came to an end."""
-    return read_result(folder_of(config, out), identity(config))
+    """How this run ended, or where it was stopped; None if it never came to an end, or its other files have to tell."""
+    folder = folder_of(config, out)
+    try:
+        return _read_result(folder, identity(config))
+    except checksum.DamagedError as damage:
+        left, rounds = left_of_result(config, out), config.federation.rounds
+        what = f"{folder / RESULT} {damage}"
+        require(len(left) == rounds or (folder / checkpoint.CURRENT).exists(), f"{what}; {AGAIN}")
+        _warn_once(
+            f"{what}; the run goes on from its other files"
+            if len(left) < rounds
+            else f"{what}; the numbers are read from its other files and saved again"
+        )
+        return None
+
+
+def left_of_result(config: RunConfig, out: Path) -> list[Measurement]:
+    """The rounds of a run whose result is damaged, from its other files; none if its result is not there."""
+    folder = folder_of(config, out)
+    if not (folder / RESULT).exists():
+        return []
+    found = rounds_file.read(folder, identity(config))
+    return found if len(found) == config.federation.rounds else in_tables(folder)
+
+
+def in_tables(folder: Path) -> list[Measurement]:
+    """The rounds in the tables of a run that has ended."""
+    from fl_lightning.runs.files import read_tables  # pandas: only who needs it waits for it
+
+    return read_tables(folder)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    activity.warn(text)
 
 
 @contextmanager
@@ -169,7 +209,7 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     except RuntimeError:  # filelock's word for a thread that would wait for itself
         raise UserError(f"this process is computing the run in {folder} already; finish or close that first") from None
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --runs") from None
     try:
         yield
     finally:
@@ -191,54 +231,87 @@ class Attempt(NamedTuple):
     is_new: bool
 
 
-def attempt_of(folder: Path, identity: str, recall: Callable[[], str | None]) -> Attempt:
+def attempt_of(
+    folder: Path, identity: str, recall: Callable[[], str | None], about: Mapping[str, Any] | None = None
+) -> Attempt:
     """The key, written before the MLflow run exists, so that it is never created twice.
 
     Args:
         folder: Of the run.
         identity: Of the run.
         recall: Asks MLflow for the key of a run that was begun, if the file has got lost.
+        about: What `known` reads of a run that has not ended: name, settings and tags.
     """
     path = folder / ATTEMPT
+    begun = {"start": time.time(), "failed": False, **(about or {})}
     try:
-        return Attempt(str(sealed.read(path, identity)["attempt"]), False)
+        content = checksum.read(path, identity)
+        if about is not None:  # goes on, perhaps under another name
+            checksum.write(path, identity, {**content, **begun, "start": content.get("start", path.stat().st_mtime)})
+        return Attempt(str(content["attempt"]), False)
     except FileNotFoundError:
-        begun = any((folder / name).exists() for name in (RESULT, checkpoint.CURRENT, checkpoint.PREVIOUS))
-    except sealed.DamagedError as damage:
-        begun = True
+        is_old = any((folder / name).exists() for name in (RESULT, checkpoint.CURRENT, checkpoint.PREVIOUS))
+    except checksum.DamagedError as damage:
+        is_old = True
         activity.warn(f"{path} {damage}; it is written again")
-    known = recall() if begun else None
-    attempt = Attempt(known or uuid.uuid4().hex, known is None)
-    sealed.write(path, identity, {"attempt": attempt.key})
+    key = recall() if is_old else None
+    attempt = Attempt(key or uuid.uuid4().hex, key is None)
+    checksum.write(path, identity, {"attempt": attempt.key, **begun})
     return attempt
 
 
+def mark_failed(folder: Path) -> None:
+    """Record that the present attempt ended in an error."""
+    with suppress(OSError, UserError, checksum.DamagedError):
+        content = checksum.read(folder / ATTEMPT, None)
+        checksum.write(folder / ATTEMPT, content["identity"], {**content, "failed": True})
+
+
 def as_saved(result: Result) -> dict[str, Any]:
-    """What is saved of a result."""
-    content = {name: getattr(result, name) for name in SAVED}
-    return {**content, "history": [measurement._asdict() for measurement in result.history]}
+    """What is saved of a result; the numbers of its rounds are in a file of their own."""
+    return {**{name: getattr(result, name) for name in SAVED}, "rounds": len(result.history)}
 
 
 def from_saved(content: Mapping[str, Any], folder: Path) -> Result:
-    """The result of which that was saved; a KeyError or TypeError if it was something else."""
-    history = [Measurement(**item) for item in content["history"]]
+    """The result of which that was saved; a DamagedError, KeyError or TypeError if it was something else."""
     saved = {name: content[name] for name in SAVED}
+    history = history_of(content, folder)
     return Result(**{**saved, "history": history}, folder=folder, reused=True, identity=content["identity"])
 
 
+def history_of(result: Mapping[str, Any], folder: Path) -> list[Measurement]:
+    """The rounds of a result."""
+    if "history" in result:
+        return old_formats.history(result["history"])
+    number: int = result["rounds"]
+    found = rounds_file.read(folder, result["identity"])
+    if len(found) < number:
+        raise checksum.DamagedError(f"lacks rounds: {rounds_file.NAME} is damaged after round {len(found)} of {number}")
+    return found[:number]
+
+
 def write_result(result: Result) -> None:
-    sealed.write(result.folder / RESULT, result.identity, as_saved(result))
+    """Save how a run ended; its rounds, too, if a result of an earlier version was the only place that had them."""
+    if not (result.folder / rounds_file.NAME).exists():
+        rounds_file.write(result.folder, result.identity, result.history)
+    checksum.write(result.folder / RESULT, result.identity, as_saved(result))
 
 
 def read_result(folder: Path, identity: str | None = None) -> Result | None:
     """The result in a folder, if it belongs to the run with this identity; None takes any run's."""
-    path = folder / RESULT
     try:
-        return from_saved(sealed.read(path, identity), folder)
+        return _read_result(folder, identity)
+    except checksum.DamagedError as damage:
+        raise UserError(f"{folder / RESULT} {damage}; its command reads it from the other files; or {AGAIN}") from None
+
+
+def _read_result(folder: Path, identity: str | None) -> Result | None:
+    try:
+        return from_saved(checksum.read(folder / RESULT, identity), folder)
     except FileNotFoundError:
         return None
-    except (sealed.DamagedError, KeyError, TypeError) as damage:
-        raise UserError(f"{path} {damage}; compute this run again with --fresh, or delete its folder") from None
+    except (KeyError, TypeError) as damage:
+        raise checksum.DamagedError(f"is damaged ({damage})") from None
 
 
 def artifacts_of(folder: Path) -> list[Path]:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning import discovery
-from fl_lightning.config import RunConfig
 from fl_lightning.data import augment, partition
 from fl_lightning.data.readers import fingerprint
-from fl_lightning.loop import VERSION as LOOP_VERSION
+from fl_lightning.record import VERSION as LOOP_VERSION
 from fl_lightning.runs import checkpoint
+from fl_lightning.runs.config.run_config import RunConfig
 
 # Where the data lie says nothing about the result.
 PLACES = frozenset({"data.root"})
@@ -53,13 +53,14 @@ def versions(config: RunConfig) -> dict[str, int | str]:
     """The version of every part of the code that decides the numbers of a run."""
     parts = {name: version_of(cls) for name, cls in config.classes.items()}
     shared = {"loop": LOOP_VERSION, "partition": partition.VERSION, "augmentation": augment.VERSION}
-    return {**parts, **shared}
+    chosen = {f"{name}={value}" for name, value in vars(config.method).items()}
+    return {**parts, **shared, **{key: number for key, number in config.method.revised.items() if key in chosen}}
 
 
 def version_of(cls: type[Any]) -> int | str:
     """The number that a part carries, 1 if it has none; for a plug-in, what its file holds.
 
-    A named setting carries the version of what it is made of, and after it its own, if it has one.
+    A preset carries the version of what it is made of, and after it its own, if it has one.
     """
     own = discovery.plugin_hash(cls) or vars(cls).get("version")
     above = discovery.inherited(cls)
@@ -79,7 +80,7 @@ def in_words(made_by: Mapping[str, int | str], now: Mapping[str, int | str]) -> 
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    settings = {key: value for key, value in config.varied().items() if key not in PLACES}
+    settings = {key: value for key, value in config.recorded().items() if key not in PLACES}
     if (content := config.source.fingerprint()) is not None:  # what a file holds counts, not where it lies
         settings |= {"data.path": None, "data content": content}
     if (weights := settings.get(WEIGHTS)) is not None:  # the same of a file of weights

@@ -1,15 +1,20 @@
-"""Where a run is, by its folder, its result, or its id in MLflow."""
+"""Where a run is, by its folder, its result, or its id in MLflow; and how it is removed there."""
 
+import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
+import filelock
+
 from fl_lightning.errors import UserError, require
-from fl_lightning.runs import checkpoint, model_file
-from fl_lightning.runs.folder import RESULT, Result
-from fl_lightning.runs.outbox import explained
-from fl_lightning.runs.recording import FOLDER_TAG
-from fl_lightning.runs.store import database_of, store_uri
-from fl_lightning.runs.track import open_place
+from fl_lightning.runs import checkpoint, checksum, saved_model
+from fl_lightning.runs.folder import ATTEMPT, FOLDER_TAG, RESULT, Result, locked
+from fl_lightning.runs.tracking.store import database_of, explained, store_uri
+from fl_lightning.runs.tracking.sync import open_place
+
+# In the folder of all runs, while some are deleted.
+LOCK = "removal.lock"
 
 
 def folder_of_run(run: Result | Path | str, out: Path | str = "runs") -> Path:
@@ -46,7 +51,7 @@ def _by_id(run_id: str, out: Path) -> Path:
     require(
         database is None or database.exists(),
         f"expected the folder or the MLflow id of a run, got {run_id!r}: no such folder, and no runs in {out}; "
-        "name their folder with --out",
+        "name their folder with --runs",
     )
     with explained(uri):
         from mlflow.exceptions import MlflowException
@@ -68,7 +73,7 @@ def _by_id(run_id: str, out: Path) -> Path:
         # Computed on another machine: what a store has of it is enough to load the model.
         place = Path(tempfile.mkdtemp(prefix="fl_lightning-run-"))
         try:
-            for name in (checkpoint.SETTINGS, model_file.FILE):
+            for name in (checkpoint.SETTINGS, saved_model.FILE):
                 client.download_artifacts(found[0].info.run_id, name, str(place))
         except (MlflowException, OSError):
             raise UserError(
@@ -76,3 +81,52 @@ def _by_id(run_id: str, out: Path) -> Path:
                 "it here, or let its study say keep_models: true"
             ) from None
         return place
+
+
+def folders(out: Path) -> dict[str, Path]:
+    """The folders of all runs, by the key of their MLflow run (the tag `fl_lightning.attempt`)."""
+    found = {}
+    for path in out.glob(f"*/{ATTEMPT}"):
+        with suppress(OSError, checksum.DamagedError):  # another process may be removing it
+            found[str(checksum.read(path, None)["attempt"])] = path.parent
+    return found
+
+
+def remove(out: Path, run_id: str, folder: Path | None) -> bool:
+    """Remove a run, so that the same settings are computed anew; one process at a time.
+
+    Args:
+        out: Folder of all runs.
+        run_id: Of the MLflow run.
+        folder: Of its files; None if a later attempt has taken their place.
+
+    Returns:
+        Whether this call has removed it; another process may have been faster.
+
+    Raises:
+        UserError: If a process is computing it, or the store cannot be written.
+    """
+    lock = filelock.FileLock(out / LOCK)
+    with lock:
+        try:
+            return _remove(out, run_id, folder)
+        finally:
+            Path(lock.lock_file).unlink()
+
+
+def _remove(out: Path, run_id: str, folder: Path | None) -> bool:
+    if folder is not None:  # first: a run that is still in MLflow can be removed again
+        with locked(folder, wait=False):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(exist_ok=True)  # the lock looks into it, and removes it because it is empty
+    uri = store_uri(out)
+    with explained(uri):
+        client = open_place(uri, out.resolve()).client
+        info = client.get_run(run_id).info
+        if info.lifecycle_stage == "deleted":
+            return False
+        client.delete_run(run_id)  # into MLflow's trash, from which `mlflow gc` removes it
+        files = Path(info.artifact_uri.removeprefix("file://"))
+        if files.is_relative_to(out.resolve()):
+            shutil.rmtree(files.parent, ignore_errors=True)
+    return True

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from fl_lightning.config import RunConfig
+from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.identity import settings_hash, versions
+from fl_lightning.system import devices
 
 VERSIONS_TAG, SETTINGS_TAG = "versions", "settings"
 
@@ -39,8 +40,8 @@ def versions_of(tags: Mapping[str, str]) -> dict[str, int | str]:
 @functools.cache
 def device_name(device: torch.device) -> str:
     """The GPU's or the processor's name, as its maker calls it where the system says."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return devices.product_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -4,17 +4,25 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from fl_lightning.config import RunConfig
-from fl_lightning.errors import UserError
-from fl_lightning.probes import ridge
-from fl_lightning.probes.accuracy import as_if_not_due
-from fl_lightning.record import Measurement, Snapshot
-from fl_lightning.runs import checkpoint
-from fl_lightning.runs.checkpoint import Saved
+from fl_lightning.errors import UserError, require
+from fl_lightning.metrics import ridge_scan
+from fl_lightning.metrics.metric import Measurement
+from fl_lightning.metrics.round_metrics import as_if_not_due
+from fl_lightning.record import Snapshot
+from fl_lightning.runs import checkpoint, rounds_file
+from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.final_round import without
-from fl_lightning.runs.folder import finished, folder_of, latest
+from fl_lightning.runs.folder import finished, folder_of, latest, left_of_result
 from fl_lightning.runs.identity import identity
+
+
+class Saved(NamedTuple):
+    """Where a run goes on: the server after a round, and the numbers of all rounds up to it."""
+
+    snapshot: Snapshot
+    history: list[Measurement]
 
 
 def saved_rounds(
@@ -29,11 +37,28 @@ def saved_rounds(
         fresh: Whether only this very run counts.
         own: The names of metrics that the model measures itself.
     """
-    saved = checkpoint.read(folder_of(config, out), identity(config), start)
+    folder = folder_of(config, out)
     stopped = latest(config, out)
-    if stopped is not None and len(stopped.history) == config.federation.rounds:
-        return Saved(start, stopped.history)  # after its last round, of which no checkpoint was kept
+    history = stopped.history if stopped is not None else left_of_result(config, out)
+    if len(history) == config.federation.rounds:
+        return Saved(start, history)  # after its last round, of which no checkpoint may have been kept
+    saved = _in_folder(folder, identity(config), start)
     return _of_relatives(config, out, start, own) if saved is None and not fresh else saved
+
+
+def _in_folder(folder: Path, identity: str, start: Snapshot) -> Saved | None:
+    """The checkpoint of a folder and its rounds."""
+    snapshot = checkpoint.read(folder, identity, start)
+    if snapshot is None:
+        return None
+    history = rounds_file.read(folder, identity)[: snapshot.round]
+    require(
+        len(history) == snapshot.round,
+        f"{folder / rounds_file.NAME} is damaged: {len(history)} of {snapshot.round} rounds are whole; start this run "
+        "again with --fresh",
+    )
+    # A rule may have made one of them the last, and another have gone on.
+    return Saved(snapshot, [*(one._replace(metrics=without(one.metrics)) for one in history[:-1]), *history[-1:]])
 
 
 def known_rounds(config: RunConfig, out: Path) -> int:
@@ -54,10 +79,10 @@ def _of_relatives(config: RunConfig, out: Path, start: Snapshot, own: frozenset[
     for relative in _relatives(config, out):
         folder = folder_of(relative, out)
         with suppress(UserError):  # a damaged one is of no use here
-            arrays = ridge.read(folder)
+            arrays = ridge_scan.read(folder)
             if arrays:
-                ridge.write(folder_of(config, out), arrays)
-            if relative.federation.rounds < rounds and (saved := checkpoint.read(folder, identity(relative), start)):
+                ridge_scan.write(folder_of(config, out), arrays)
+            if relative.federation.rounds < rounds and (saved := _in_folder(folder, identity(relative), start)):
                 # What was its final round is none of this run's.
                 return saved._replace(history=[_as_here(config, i, m, own) for i, m in enumerate(saved.history, 1)])
             if history := _read_off(config, relative, out):

@@ -1,15 +1,18 @@
-"""What is being computed right now, for whoever shows progress: a factorisation may take minutes.
+"""What is being computed right now, how far it is, and how long the rest will take: a factorisation may take minutes.
 
 Nobody listens by default, and what is said changes no number.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from tqdm import tqdm
 
+# What takes less seconds than this is not forecast.
+SHORTEST = 2.0
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
 _waiting: ContextVar[Callable[[str], None] | None] = ContextVar("waiting", default=None)
 _notes: ContextVar[bool] = ContextVar("notes", default=True)
@@ -64,3 +67,31 @@ def heard_by(
         _listener.reset(token)
         _waiting.reset(other)
         _notes.reset(mode)
+
+
+class Pace:
+    """Says how many of several things are done, and how many seconds are left.
+
+    Args:
+        what: Is done with them.
+        work: How long each takes, in any unit.
+    """
+
+    def __init__(self, what: str, work: Sequence[float]) -> None:
+        self._what, self._work = what, work
+        self._total, self._worked, self._number = sum(work), 0.0, 0
+        self._start = time.monotonic()
+        say(f"0 of {len(work)} {what}")
+
+    def done(self, *places: int) -> None:
+        """These are done, too."""
+        self._number += len(places)
+        self._worked += sum(self._work[place] for place in places)
+        say(f"{self._number} of {len(self._work)} {self._what}{self._left()}")
+
+    def _left(self) -> str:
+        seconds = time.monotonic() - self._start
+        if not self._worked or self._number == len(self._work):
+            return ""
+        left = seconds * (self._total - self._worked) / self._worked
+        return f", {left:.0f} s left" if left > SHORTEST else ""

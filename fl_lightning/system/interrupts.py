@@ -38,10 +38,21 @@ def ending_at_once() -> Iterator[None]:
 
     An exception would be swallowed by some of them, and told as a page of text by the others.
     """
-    for number in SIGNALS:
-        signal.signal(number, _end)
+    end_at_once()
     yield
     install()
+
+
+def end_at_once() -> None:
+    """From now on both signals end the program with a line: all that it has computed is saved and told."""
+    for number in SIGNALS:
+        signal.signal(number, _end)
+
+
+def ignore() -> None:
+    """From now on both signals do nothing: the program is ending, and its code is known."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def restore() -> None:
@@ -90,8 +101,7 @@ def insistent() -> Iterator[None]:
 
 def leave(code: int) -> None:
     """End the stopped program here: what libraries would do at its end waits for threads that are gone, or crashes."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    ignore()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or never open
             stream.flush()

@@ -6,14 +6,15 @@ from pathlib import Path
 import torch
 
 from fl_lightning.errors import require
+from fl_lightning.system import devices
 
 UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 def available(device: torch.device) -> int | None:
     """Bytes that can still be allocated on a device; None where the system does not say."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return devices.free_memory(device)
     limits = [limit for limit in (_free_of_machine(), _free_of_container()) if limit is not None]
     return min(limits) if limits else None
 

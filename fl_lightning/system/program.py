@@ -1,11 +1,20 @@
-"""What a program needs of its surroundings: streams that are there and harm nobody, and memory."""
+"""What a program needs of its surroundings: safe streams, a home, memory, room for files."""
 
+import atexit
 import errno
 import io
 import os
+import shutil
 import sys
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
+
+from fl_lightning.errors import UserError, require
+
+# What the logs of a local Ray cluster and the trial of a run take.
+TEMPORARY_BYTES = 20_000_000
 
 MEMORY_WORDS = (
     "cannot allocate memory",
@@ -37,6 +46,39 @@ def mend_streams() -> None:
     if isinstance(sys.stderr, io.TextIOWrapper) and not isinstance(sys.stderr, _Forgiving):
         letters = sys.stderr.encoding
         sys.stderr = _Forgiving(sys.stderr.detach(), encoding=letters, errors="replace", line_buffering=True)
+
+
+def mend_home() -> None:
+    """Give libraries a home folder where the user has none, as in containers, and Matplotlib a writable one.
+
+    MLflow asks for the home folder when it is imported. Matplotlib would make its own temporary folder, and say so.
+    """
+    try:
+        home = Path.home()
+    except RuntimeError:  # neither HOME nor an entry among the users
+        home = Path(os.environ.setdefault("HOME", "/"))
+    if "MPLCONFIGDIR" not in os.environ and not os.access(home, os.W_OK | os.X_OK):
+        with suppress(OSError):  # no temporary folder either: Matplotlib says what it lacks
+            folder = os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="fl_lightning-matplotlib-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def check_temporary() -> None:
+    """Refuse a full folder for temporary files, which would else be taken for a full folder of runs.
+
+    Raises:
+        UserError: If it is full, or there is none.
+    """
+    try:
+        folder = tempfile.gettempdir()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise UserError(f"no folder for temporary files ({error}); set TMPDIR to a folder with room") from None
+    require(
+        free >= TEMPORARY_BYTES,
+        f"expected {TEMPORARY_BYTES / 1e6:.0f} MB for temporary files in {folder}, got {free / 1e6:.1f} MB; "
+        "make room there, or set TMPDIR to another folder",
+    )
 
 
 def in_words(error: Exception) -> str | None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from fl_lightning import discovery
 from fl_lightning.cli.flags import CommandParser
-from fl_lightning.errors import UserError, require
+from fl_lightning.errors import PluginError, UserError, require
+from fl_lightning.system.plugins import plugin_errors
 from fl_lightning.testing.checks import Check, outcome_of
 from fl_lightning.testing.methods import method_checks
 from fl_lightning.testing.models import model_checks
@@ -23,7 +24,11 @@ KINDS: dict[str, tuple[str, Callable[[type[Any]], list[Check]]]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check what is named; the exit code is 0 if every promise is kept, 1 if one is broken, 2 for bad input."""
     try:
-        return _main(sys.argv[1:] if arguments is None else arguments)
+        with plugin_errors():
+            return _main(sys.argv[1:] if arguments is None else arguments)
+    except PluginError as error:
+        print(f"fl_lightning.testing: {error}", file=sys.stderr)
+        return 1
     except UserError as error:
         print(f"fl_lightning.testing: {error}", file=sys.stderr)
         return 2
@@ -44,8 +49,11 @@ def _report(title: str, checks: Sequence[Check]) -> int:
     """Print one line per check; 1 if a promise is broken."""
     print(title)
     outcomes = [outcome_of(check) for check in checks]
+    told: dict[str, str] = {}
     for name, status, message in outcomes:
-        print(f"  {status:<8} {name}" + (f": {message}" if message else ""))
+        first = told.setdefault(message, name)
+        said = message if first == name else f"as {first}"  # a hook that fails breaks many promises
+        print(f"  {status:<8} {name}" + (f": {said}" if message else ""))
     counts = {kind: sum(o.status == kind for o in outcomes) for kind in ("kept", "refused", "broken")}
     print(f"  {', '.join(f'{number} {kind}' for kind, number in counts.items())}")
     return int(counts["broken"] > 0)

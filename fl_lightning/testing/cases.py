@@ -8,14 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.engines.engine import Engine
+from fl_lightning.engines.base import Engine
 from fl_lightning.engines.functional import Functional
+from fl_lightning.errors import PluginError
 from fl_lightning.federation import Federation
-from fl_lightning.loop import federate
+from fl_lightning.loop import Problem, federate
 from fl_lightning.method import Method
+from fl_lightning.models.task import Task
 from fl_lightning.params import Params, flatten
 from fl_lightning.record import RoundRecord, Snapshot
-from fl_lightning.task import Task
+from fl_lightning.testing.checks import Broken
 from fl_lightning.training import Training
 
 
@@ -33,6 +35,10 @@ class Case(NamedTuple):
     def task(self) -> Task:
         """A task of its own for every run: engines work on its model."""
         return Task(deepcopy(self.model), self.dataset.likelihood)
+
+    def problem(self) -> Problem:
+        """What is to be learnt, with a task of its own."""
+        return Problem(self.task(), self.dataset, self.clients, self.holdout, self.seed)
 
     def changed(self, **changes: Any) -> "Case":
         """The case with other settings: each goes to Training, Federation or the case, wherever the field is."""
@@ -59,8 +65,11 @@ class Case(NamedTuple):
     ) -> list[RoundRecord]:
         """The rounds that follow, on a given task; client by client, unless an engine is given."""
         engine = engine or Functional(chunk=1)
-        arguments = (self.dataset, self.clients, self.training, self.federation, engine, self.seed, self.holdout)
-        return list(federate(method, task or self.task(), *arguments, resume=resume))
+        problem = self.problem()._replace(task=task or self.task())
+        try:
+            return list(federate(method, problem, self.training, self.federation, engine, resume))
+        except PluginError as error:  # a bug, not a refusal
+            raise Broken(str(error)) from error
 
 
 def ragged(dtype: torch.dtype = torch.float64, seed: int = 0, sizes: tuple[int, ...] = (20, 7, 0, 33, 1)) -> Case:

@@ -1,9 +1,12 @@
 """A check is one promise with a name; a part that keeps none of them silently is told which one it broke."""
 
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from fl_lightning.errors import UserError
+from fl_lightning import discovery
+from fl_lightning.errors import PluginError, UserError
+from fl_lightning.runs.config.schema import fields_of
+from fl_lightning.system.plugins import plugin_error
 
 
 class Broken(AssertionError):  # noqa: N818 - like AssertionError, a finding
@@ -43,14 +46,15 @@ def outcome_of(check: Check) -> Outcome:
     """Run a check. A part may refuse settings that do not suit it, in one line as all errors of users are."""
     try:
         check.run()
-    except Broken as finding:
+    except (Broken, PluginError) as finding:
         return Outcome(check.name, "broken", str(finding))
     except UserError as refusal:
         if "\n" in str(refusal):
             return Outcome(check.name, "broken", f"a refusal must be one line, got: {refusal}")
         return Outcome(check.name, "refused", str(refusal))
-    except Exception as error:  # whatever the part's own code raises; `check.run()` shows where
-        return Outcome(check.name, "broken", f"{type(error).__name__}: {error}")
+    except (Exception, SystemExit) as error:  # whatever the part's own code raises; `check.run()` shows where
+        named = plugin_error(error)
+        return Outcome(check.name, "broken", f"{type(error).__name__}: {error}" if named is error else str(named))
     return Outcome(check.name, "kept")
 
 
@@ -59,3 +63,16 @@ def insist(checks: Iterable[Check]) -> None:
     outcomes = [outcome_of(check) for check in checks]
     findings = [f"{name}: {message}" for name, status, message in outcomes if status == "broken"]
     expect(not findings, "\n".join(findings))
+
+
+def explained(cls: type[Any]) -> None:
+    """The first line of the docstring and the explanation of every setting are sentences."""
+    expect(
+        discovery.summary(cls).endswith("."),
+        f"the docstring of {cls.__name__} must begin with a sentence that ends with a full stop in its first line",
+    )
+    for name, item in fields_of(cls).items():
+        expect(
+            item.help.endswith("."),
+            f"{cls.__name__}.{name} has no explanation; write a sentence under Attributes: (or Args:) of the docstring",
+        )

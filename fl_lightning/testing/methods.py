@@ -10,24 +10,24 @@ from typing import Any, Literal, get_args, get_origin
 
 import torch
 from torch.func import grad
-from torch.utils import _pytree as pytree
 
 from fl_lightning import discovery
-from fl_lightning.client_memory import ClientMemory
-from fl_lightning.config import configure, fields_of
-from fl_lightning.engines.engine import Engine
+from fl_lightning.engines.base import Engine
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
+from fl_lightning.engines.returned import check_params, check_type
 from fl_lightning.errors import UserError
-from fl_lightning.loop import initial
-from fl_lightning.method import Method, task_of
+from fl_lightning.gaussian.base import Gaussian
+from fl_lightning.method import CountsTraffic, HasEnsemble, HasPosterior, Method, OwnPosterior
+from fl_lightning.metrics.round_metrics import measure
 from fl_lightning.params import Params, flatten
-from fl_lightning.penalty import Penalty, prior_loss
+from fl_lightning.penalty import Penalty
 from fl_lightning.record import RoundRecord
+from fl_lightning.runs.config.run_config import configure
+from fl_lightning.runs.config.schema import fields_of
 from fl_lightning.testing.cases import Case, equal_bits, final, largest_difference, ragged
-from fl_lightning.testing.checks import Broken, Check, expect, insist
+from fl_lightning.testing.checks import Broken, Check, expect, explained, insist
 from fl_lightning.testing.purity import copied, same, watched
-from fl_lightning.testing.settings import explained
 
 ENGINES: Mapping[str, Engine] = {
     "chunks of 3": Functional(chunk=3),
@@ -56,7 +56,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "rounds": 2,
     },
 }
-# A named setting has the hooks of what it is made of, which is checked with all settings: what it sends and keeps by
+# A preset has the hooks of what it is made of, which is checked with all settings: what it sends and keeps by
 # other defaults is seen in these.
 DECIDED_BY_DEFAULTS = ("plain", "partial cohorts")
 # Methods that run in between, to see whether anything is left of them: a server that learns and draws, and much state.
@@ -100,6 +100,7 @@ def method_checks(method: Method, at_rest: Method | None = None) -> list[Check]:
         settings_are_explained,
         states_keep_their_structure,
         traffic_is_counted,
+        what_is_measured_are_numbers,
     ]
     checks += [Check(function.__name__.replace("_", " "), partial(function, method)) for function in plain]
     return [*checks, Check("learning rate 0 leaves the model", partial(rests_at_rate_zero, at_rest or method))]
@@ -108,7 +109,7 @@ def method_checks(method: Method, at_rest: Method | None = None) -> list[Check]:
 def choices_of(cls: type[Method]) -> dict[str, dict[str, Any]]:
     """Each choice that differs from the default, of every Literal and bool field: by `field=value`, as a setting.
 
-    The choices of a named setting are those of what it is made of, and are checked there.
+    The choices of a preset are those of what it is made of, and are checked there.
     """
     found: dict[str, dict[str, Any]] = {}
     if discovery.inherited(cls) is not None:
@@ -181,7 +182,8 @@ def hooks_change_no_inputs(method: Method) -> None:
     for record in _problem().run(twin):
         before, after = record.before.state, record.after.state
         twin.diagnose(before, record.cohort, record.reports, after)
-        twin.posteriors(record.cohort, record.reports)
+        if isinstance(twin, HasPosterior):
+            twin.posteriors(record.cohort, record.reports)
     expect(method == kept, f"{type(method).__name__} changes its own fields; keep what changes in the state")
 
 
@@ -260,34 +262,11 @@ def settings_are_explained(method: Method) -> None:
 
 
 def states_keep_their_structure(method: Method) -> None:
-    """Every state has the structure, shapes and types of `init`'s, so that checkpoints can be read.
+    """Every state has the structure, shapes and types of `init`'s, so that checkpoints can be read: the loop insists.
 
     A `ClientMemory` grows with the clients that have taken part; all its rows are like the one it began with.
     """
-    case = ragged()
-    records = case.run(method, fraction=0.5)
-    task = task_of(method, case.task())
-    fresh, structure = _described(initial(method, task, len(case.clients), case.dataset).state)
-    for record in records:
-        leaves, found = _described(record.after.state)
-        expect(found == structure, f"the state after round {record.round} has another structure than that of init")
-        for leaf, like in zip(leaves, fresh, strict=True):
-            if isinstance(like, torch.Tensor):
-                expect(
-                    (leaf.shape, leaf.dtype) == (like.shape, like.dtype),
-                    f"the state after round {record.round} holds {leaf.dtype} of shape {tuple(leaf.shape)} where init "
-                    f"has {like.dtype} of shape {tuple(like.shape)}",
-                )
-
-
-def _described(state: Any) -> tuple[list[Any], Any]:
-    """Leaves and structure of a state, clients' memories without the rows that clients have got."""
-    alike = pytree.tree_map(
-        lambda leaf: ClientMemory.blank(leaf.default) if isinstance(leaf, ClientMemory) else leaf,
-        state,
-        is_leaf=lambda leaf: isinstance(leaf, ClientMemory),
-    )
-    return pytree.tree_flatten(alike)
+    ragged().run(method, fraction=0.5)
 
 
 def traffic_is_counted(method: Method) -> None:
@@ -295,20 +274,34 @@ def traffic_is_counted(method: Method) -> None:
     case = ragged()
     record = case.run(method, rounds=1)[0]
     is_sent = record.bytes_down > 0  # or everything is in one place
-    counts = type(method).traffic is not Method.traffic
-    least = 1 if counts else 4 * case.task().num_params * len(record.cohort.members)
+    least = 1 if isinstance(method, CountsTraffic) else 4 * case.task().num_params * len(record.cohort.members)
     for way, number in (("down", record.bytes_down), ("up", record.bytes_up)):
         enough = number >= least if is_sent else number == 0
         expect(enough, f"bytes {way}: expected {f'at least {least}' if is_sent else '0'}, got {number}")
 
 
+def what_is_measured_are_numbers(method: Method) -> None:
+    """`diagnose`, `posteriors`, `ensemble` and `posterior` return what a run takes from them."""
+    case = ragged()
+    last = case.run(method, fraction=0.5)[-1]
+    measure(method, case.task(), case.dataset, last)
+    cohort, state = last.cohort, last.after.state
+    if isinstance(method, HasEnsemble):
+        for model in method.ensemble(last.before.state, cohort, last.reports):
+            check_params(method, "ensemble", model, state.params, "models, each of which")
+    if not isinstance(method, HasPosterior):
+        return
+    posteriors = method.posteriors(cohort, last.reports)
+    are_gaussians = all(isinstance(one, Gaussian) for one in posteriors)
+    expect(are_gaussians, f"posteriors must be Gaussians, got {posteriors!r:.80}")
+    kept = method.posterior(state, last.round, cohort.training, cohort.server.sizes)
+    check_type(method, "posterior", kept, (OwnPosterior, type(None)), "an OwnPosterior or None")
+
+
 def _check_penalty(penalty: Penalty, params: Params) -> None:
     expected = grad(penalty.value)(params)
     _close([(penalty.grad(params), expected)], "the penalty's grad and autograd of its value", ROUNDING)
-    leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
-    attached = torch.autograd.grad(3 * prior_loss(penalty, leaves)[0], list(leaves.values()))
-    thrice = {name: 3 * value for name, value in expected.items()}
-    _close([(dict(zip(leaves, attached, strict=True)), thrice)], "gradients of 3 prior_loss", 10 * ROUNDING)
+    _close([(penalty.along_path()(params)[1], expected)], "the penalty's grad along a path and autograd", ROUNDING)
     stepped = {name: value.clone() for name, value in params.items()}
     penalty.descent(0.1)(stepped)
     by_hand = {name: value - 0.1 * expected[name] for name, value in params.items()}

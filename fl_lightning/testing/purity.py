@@ -1,17 +1,18 @@
 """Hooks are pure: a method that is watched compares the inputs of every hook before and after its call.
 
-The trace is the method's own, so `observe` may write into it.
+The statistics of the path are private to the method, so `observe` may write into them.
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fl_lightning.method import Method
+from fl_lightning.system import trees
 from fl_lightning.testing.checks import Broken
 
 HOOKS = (
@@ -23,8 +24,8 @@ HOOKS = (
     "prepare",
     "broadcast",
     "penalty",
-    "rule",
-    "trace",
+    "local_optimiser",
+    "path_statistics",
     "observe",
     "report",
     "aggregate",
@@ -40,8 +41,7 @@ def watched(method: Method) -> Method:
     was overwritten looks like one that was always so.
     """
     cls = type(method)
-    # Only hooks that the method has itself: engines look at which ones it overrides.
-    own = [hook for hook in HOOKS if getattr(cls, hook) is not getattr(Method, hook)]
+    own = [hook for hook in HOOKS if hasattr(cls, hook)]
     subclass = type(cls.__name__, (cls,), {hook: _watching(cls, hook) for hook in own})
     values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.init}
     twin: Method = subclass(**values)
@@ -51,6 +51,7 @@ def watched(method: Method) -> Method:
 def _watching(cls: type[Method], hook: str) -> Callable[..., Any]:
     original = getattr(cls, hook)
 
+    @wraps(original)
     def call(self: Method, *inputs: Any, **named: Any) -> Any:
         others = _of_others(hook, *inputs, **named)
         kept = copied(others)
@@ -67,20 +68,20 @@ def _watching(cls: type[Method], hook: str) -> Callable[..., Any]:
 
 def _of_others(hook: str, *inputs: Any, **named: Any) -> Any:
     """The inputs of a hook that are not the method's own."""
-    if hook == "observe":  # of trace and step
-        return inputs[1:], {name: value for name, value in named.items() if name != "trace"}
+    if hook == "observe":  # of statistics and step
+        return inputs[1:], {name: value for name, value in named.items() if name != "statistics"}
     return inputs, named
 
 
 def copied(tree: Any) -> Any:
     """A tree with copies of its tensors; what is no tensor and no container stays what it is."""
-    return pytree.tree_map_only(Tensor, torch.clone, tree)
+    return trees.map_tensors(torch.clone, tree)
 
 
 def same(tree: Any, other: Any) -> bool:
     """Whether two trees have the same structure, and equal leaves to the bit."""
-    leaves, structure = pytree.tree_flatten(tree)
-    others, other_structure = pytree.tree_flatten(other)
+    leaves, structure = trees.flatten(tree)
+    others, other_structure = trees.flatten(other)
     return structure == other_structure and all(map(_equal, leaves, others))
 
 

@@ -6,9 +6,8 @@ import torch
 
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.partition import Split, partition
-from fl_lightning.testing.checks import Check, expect, insist
+from fl_lightning.testing.checks import Check, expect, explained, insist
 from fl_lightning.testing.purity import same
-from fl_lightning.testing.settings import explained
 
 PARTS = ("train_x", "train_y", "test_x", "test_y", "owners")
 

@@ -5,14 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis import contests, runs, studies, tables
-from fl_lightning.record import Measurement
+from analysis import comparisons, formats, runs, study_records, tables
+from analysis.sweep_table import sweep_table
+from fl_lightning.metrics.metric import Measurement
 from fl_lightning.runs.folder import Result, folder_of, latest, write_result
 from fl_lightning.runs.identity import identity
-from tune import record
+from tune import sweep_run
 from tune.grid import cells
-from tune.outcome import best_of, outcome_of, rows
+from tune.outcome import best_of, outcome_of
 from tune.study import Case, Confirm, Range, Search, Stop, Study
+
+pytestmark = pytest.mark.slow
+
 
 BASE = {"data": "digits", "federation.rounds": 3, "data.validation": 0.1}
 STUDY = Study(
@@ -62,7 +66,7 @@ def stored(study, out, seed):
                 made_up(config, out, rng, status="finished")
         tried = [*tried, *fresh]
     outcomes = [outcome_of(cell, out, study) for cell in tried]
-    record.open_sweep(study, out, out / "sweeps" / "mine").close(study, outcomes, {})
+    sweep_run.open_sweep(study, out, out / "sweeps" / "mine").close(study, outcomes, {})
     return [outcome_of(cell, out, study) for cell in tried]
 
 
@@ -81,9 +85,9 @@ def test_sweep_and_report_choose_alike(out, seed, changes):
         for one in best_of(outcomes)
     }
     table = runs.load(out, "mine")
-    assert contests.conditions(table) == ["data.alpha"]
-    assert set(contests.tuned(table)) == {"data.clients", "model.hidden"}
-    best = contests.best_of_grid(table)
+    assert comparisons.conditions(table) == ["data.alpha"]
+    assert set(comparisons.tuned(table)) == {"data.clients", "model.hidden"}
+    best = comparisons.best_of_grid(table)
     best = best.loc[best["n"] > 0]
     found = {
         (row["case"], row["data.alpha"]): (
@@ -100,8 +104,9 @@ def test_sweep_and_report_choose_alike(out, seed, changes):
 def test_the_rounds_beyond_a_studys_rule_count_for_nobody(out):
     study = replace(STUDY, stop=Stop("GA", at_least=0.6), cases=STUDY.cases[:1])
     outcomes = stored(study, out, 0)
-    table = runs.load(out, "mine").set_index("run_id")
-    rounds = runs.rounds(out, "mine").groupby("run_id")["round"].max()
+    loaded = runs.load(out, "mine")
+    table = loaded.runs.set_index("run_id")
+    rounds = loaded.rounds.groupby("run_id")["round"].max()
     lengths = {result.run_id: len(result.history) for one in outcomes for _, result in one.runs if result.history}
     assert {run_id: rounds[run_id] for run_id in lengths} == lengths
     assert any(length < 3 for length in lengths.values())
@@ -115,10 +120,12 @@ def test_the_rounds_beyond_a_studys_rule_count_for_nobody(out):
 def test_confirming_runs_are_shown_and_never_choose(out):
     study = replace(STUDY, confirm=Confirm((3, 4, 5, 6, 7)))
     outcomes = stored(study, out, 4)
-    table = runs.load(out, "mine")
+    loaded = runs.load(out, "mine")
+    table = loaded.runs
     assert set(table.loc[table["confirms"], "seed"]) == {3, 4, 5, 6, 7}
-    shown = {(row["data.alpha"], row["case"]): row for row in rows(outcomes, study)}
-    report = tables.best_settings(table)
+    printed = formats.readable(sweep_table(outcomes, study), "std", 2).to_dict("records")
+    shown = {(row["data.alpha"], row["case"]): row for row in printed}
+    report = tables.best_settings(loaded)
     assert len(report) == len(shown) == 4
     for _, row in report.iterrows():
         other = shown[f"{row['α']:g}", row["case"]]
@@ -126,28 +133,28 @@ def test_confirming_runs_are_shown_and_never_choose(out):
         assert other["confirmed GA (%)"].startswith(f"{row['confirmed GA (%)']:.2f}")
         assert float(other["optimism (points)"]) == pytest.approx(row["optimism (points)"], abs=0.006)
         assert (row["n"], other["confirming"]) == (5, "5")
-    without = contests.best_of_grid(table.loc[~table["confirms"]].copy())
-    settings = contests.tuned(table)
-    both = contests.best_of_grid(table)
+    without = comparisons.best_of_grid(loaded.of(table.loc[~table["confirms"]]))
+    settings = comparisons.tuned(loaded)
+    both = comparisons.best_of_grid(loaded)
     assert both[settings].astype(str).equals(without[settings].astype(str))
     assert both["chosen_mean"].equals(without["mean"])
-    paired = tables.paired_comparison(table)
+    paired = tables.paired_comparison(loaded)
     assert set(paired["n"]) == {5}
-    assert "fresh seeds" in contests.confirmed_remarks(both)[0]
-    assert "which had no part in the choice" in contests.protocol(table)
+    assert "fresh seeds" in comparisons.confirmed_remarks(both)[0]
+    assert "which had no part in the choice" in comparisons.protocol(loaded)
 
 
 def test_a_confirmation_that_is_not_there_for_all_is_not_used(out):
     study = replace(STUDY, confirm=Confirm((3, 4)))
     stored(study, out, 4)
-    table = runs.load(out, "mine")
-    kept = table.loc[~(table["confirms"] & table["case"].eq("FOLA") & table["data.alpha"].eq(1.0))].copy()
-    kept.attrs.update(table.attrs)
-    best = contests.best_of_grid(kept).set_index(["data.alpha", "case"])["confirmed"]
+    loaded = runs.load(out, "mine")
+    table = loaded.runs
+    kept = table.loc[~(table["confirms"] & table["case"].eq("FOLA") & table["data.alpha"].eq(1.0))]
+    best = comparisons.best_of_grid(loaded.of(kept)).set_index(["data.alpha", "case"])["confirmed"]
     assert best.loc[0.1].all()
     assert not best.loc[1.0].any()
     # Where a picture compares values of a tuned setting, all of them are of the seeds that chose.
-    assert not contests.best_of_grid(table, "GA", ["data.alpha", "data.clients"])["confirmed"].any()
+    assert not comparisons.best_of_grid(loaded, "GA", ["data.alpha", "data.clients"])["confirmed"].any()
 
 
 @pytest.mark.parametrize(
@@ -162,8 +169,8 @@ def test_a_confirmation_that_is_not_there_for_all_is_not_used(out):
 )
 def test_a_report_knows_how_settings_were_chosen_from_the_study_as_it_is_stored(changes, words, out):
     study = replace(STUDY, **changes)
-    record.open_sweep(study, out, out / "sweep").store([out / "sweep" / "study.yaml"])
+    sweep_run.open_sweep(study, out, out / "sweeps" / "mine")
     (sweep,) = runs.Runs(out).sweeps
-    found = studies.attributes(sweep.content)["protocol"]
+    found = study_records.spec_of(sweep.content).protocol
     assert words in found
     assert bool(words) == bool(found)

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from analysis import report, style
-from fl_lightning.runs import view
-from tests.servers import free_port, serving, wait_for
+from fl_lightning.runs.tracking import ui_view
+from tests.support.servers import free_port, serving, wait_for
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (BROWSER and DRIVER),
-    reason="no browser: apt-get install chromium chromium-driver, to see the pages as a user does",
-)
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(
+        not (BROWSER and DRIVER),
+        reason="no browser: apt-get install chromium chromium-driver, to see the pages as a user does",
+    ),
+]
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --window-size=1366,900"
@@ -130,15 +133,15 @@ def test_the_runs_table_of_mlflow_shows_ga_and_la(smoke_store, tmp_path):
     shutil.copytree(smoke_store, tmp_path / "runs")
     client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("fl_lightning").experiment_id
-    for name, value in view.tags().items():
+    for name, value in ui_view.tags().items():
         client.set_experiment_tag(experiment, name, value)
     port = free_port()
     server = f"http://127.0.0.1:{port}"
-    with serving("fl_lightning", "ui", "--out", str(tmp_path / "runs"), "--port", str(port)):
+    with serving("fl_lightning", "ui", "--runs", str(tmp_path / "runs"), "--port", str(port)):
         wait_for(f"{server}/health")
         with browser(tmp_path / "profile") as driver:
             driver.set_window_size(1900, 1000)
-            driver.get(f"{server}/{view.address(experiment)}")
+            driver.get(f"{server}/{ui_view.address(experiment)}")
             texts = "c => [c.getAttribute('col-id'), c.innerText]"
             cells = f"return [...document.querySelectorAll('[role=gridcell]')].map({texts})"
 

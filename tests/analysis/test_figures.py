@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from analysis import figures, style
 from analysis.figures.correlation import in_words
 from analysis.statistics import correlation
-from tests.analysis.synthetic import METHODS, last_rounds, rounds_table, runs_table, with_failures
+from tests.support.synthetic import METHODS, as_study, last_rounds, rounds_table, runs_table, with_failures
 
 ALPHAS = (0.01, 0.1, 1)
 
@@ -65,36 +65,36 @@ def trust_table():
 
 
 DRAWN = {
-    "reliability": lambda: figures.reliability(trust_table()),
-    "risk_coverage": lambda: figures.risk_coverage(trust_table()),
-    "entropies": lambda: figures.entropies(trust_table()),
+    "reliability": lambda: figures.reliability(as_study(trust_table())),
+    "risk_coverage": lambda: figures.risk_coverage(as_study(trust_table())),
+    "entropies": lambda: figures.entropies(as_study(trust_table())),
     "best_for_alpha_and_clients": lambda: figures.best_for_alpha_and_clients(
-        runs_table(alphas=ALPHAS, clients=(5, 10), rounds=1)
+        as_study(runs_table(alphas=ALPHAS, clients=(5, 10), rounds=1))
     ),
     "over_hyperparameters": lambda: figures.over_hyperparameters(
-        runs_table(lrs=(1, 0.1), epochs=(1, 5), batches=(8, 32), alphas=(0.01, 1), rounds=1)
+        as_study(runs_table(lrs=(1, 0.1), epochs=(1, 5), batches=(8, 32), alphas=(0.01, 1), rounds=1))
     ),
-    "curves_by_clients": lambda: figures.curves_by_clients(rounds_table(clients=(5, 10, 20))),
-    "curves_by_alpha": lambda: figures.curves_by_alpha(rounds_table(alphas=ALPHAS, lrs=(0.1, 0.01))),
-    "over_epochs": lambda: figures.over_epochs(runs_table(epochs=(1, 10, 20), strengths=(1, 10), rounds=2)),
-    "best_for_alpha": lambda: figures.best_for_alpha(runs_table(alphas=ALPHAS, rounds=2)),
-    "winners": lambda: figures.winners(runs_table(cases=tuple(METHODS), alphas=ALPHAS, rounds=2)),
-    "global_against_local": lambda: figures.global_against_local(runs_table(lrs=(1, 0.1, 0.01), rounds=2)),
-    "online_against_offline": lambda: figures.online_against_offline(rounds_table()),
-    "prior_and_product": lambda: figures.prior_and_product(rounds_table(strengths=(0, 10))),
-    "curvatures": lambda: figures.curvatures(curvature_table()),
-    "cosine_of_precisions": lambda: figures.cosine_of_precisions(curvature_table()),
-    "ridge_curves": lambda: figures.ridge_curves(ridge_table()),
+    "curves_by_clients": lambda: figures.curves_by_clients(as_study(rounds_table(clients=(5, 10, 20)))),
+    "curves_by_alpha": lambda: figures.curves_by_alpha(as_study(rounds_table(alphas=ALPHAS, lrs=(0.1, 0.01)))),
+    "over_epochs": lambda: figures.over_epochs(as_study(runs_table(epochs=(1, 10, 20), strengths=(1, 10), rounds=2))),
+    "best_for_alpha": lambda: figures.best_for_alpha(as_study(runs_table(alphas=ALPHAS, rounds=2))),
+    "winners": lambda: figures.winners(as_study(runs_table(cases=tuple(METHODS), alphas=ALPHAS, rounds=2))),
+    "global_against_local": lambda: figures.global_against_local(as_study(runs_table(lrs=(1, 0.1, 0.01), rounds=2))),
+    "online_against_offline": lambda: figures.online_against_offline(as_study(rounds_table())),
+    "prior_and_product": lambda: figures.prior_and_product(as_study(rounds_table(strengths=(0, 10)))),
+    "curvatures": lambda: figures.curvatures(as_study(curvature_table())),
+    "cosine_of_precisions": lambda: figures.cosine_of_precisions(as_study(curvature_table())),
+    "ridge_curves": lambda: figures.ridge_curves(as_study(curvature_table()).of(ridge_table())),
     "precision_matrix": lambda: figures.precision_matrix(np.eye(20) + 0.1, "full, client 1"),
-    "errors_behind_accuracies": lambda: figures.errors_behind_accuracies(error_table()),
+    "errors_behind_accuracies": lambda: figures.errors_behind_accuracies(as_study(error_table())),
     "landscape": figures.landscape,
     "partitions": lambda: figures.partitions(
         {"alpha 1": np.arange(30).reshape(6, 5), "alpha 2": np.zeros((6, 5), int)}
     ),
-    "learning_curves": lambda: figures.learning_curves(rounds_table()),
-    "personal_curves": lambda: figures.personal_curves(personal_table()),
-    "against_bytes": lambda: figures.against_bytes(rounds_table()),
-    "against_seconds": lambda: figures.against_seconds(rounds_table()),
+    "learning_curves": lambda: figures.learning_curves(as_study(rounds_table())),
+    "personal_curves": lambda: figures.personal_curves(as_study(personal_table())),
+    "against_bytes": lambda: figures.against_bytes(as_study(rounds_table())),
+    "against_seconds": lambda: figures.against_seconds(as_study(rounds_table())),
 }
 
 
@@ -151,16 +151,16 @@ def contrast(one, other):
 
 
 def test_axes_have_names_and_units():
-    figure = figures.learning_curves(rounds_table())
+    figure = figures.learning_curves(as_study(rounds_table()))
     assert [panel.get_ylabel() for panel in figure.axes] == ["GA: server's model (%)", "LA: clients' models (%)"]
     assert figure.axes[-1].get_xlabel() == "round"
-    assert "MB" in figures.against_bytes(rounds_table()).axes[0].get_xlabel()
-    assert "(s)" in figures.against_seconds(rounds_table()).axes[0].get_xlabel()
+    assert "MB" in figures.against_bytes(as_study(rounds_table())).axes[0].get_xlabel()
+    assert "(s)" in figures.against_seconds(as_study(rounds_table())).axes[0].get_xlabel()
 
 
 def test_lines_are_means_and_bands_their_intervals():
     rounds = rounds_table(cases=("FOLA",), seeds=6)
-    panel = figures.learning_curves(rounds).axes[0]
+    panel = figures.learning_curves(as_study(rounds)).axes[0]
     means = rounds.groupby("round")["GA"].mean()
     assert panel.lines[0].get_ydata() == pytest.approx(100 * means.to_numpy())
     outline = panel.collections[0].get_paths()[0].vertices
@@ -170,33 +170,37 @@ def test_lines_are_means_and_bands_their_intervals():
 
 
 def test_bytes_are_cumulative_and_of_both_directions():
-    panel = figures.against_bytes(rounds_table(cases=("FOLA",), rounds=3)).axes[0]
+    panel = figures.against_bytes(as_study(rounds_table(cases=("FOLA",), rounds=3))).axes[0]
     assert panel.lines[0].get_xdata() == pytest.approx([4, 8, 12])  # 2 MB down and 2 MB up in every round
 
 
 def test_traffic_of_another_order_has_a_logarithmic_axis():
     rounds = rounds_table()
-    assert figures.against_bytes(rounds).axes[0].get_xscale() == "linear"
+    assert figures.against_bytes(as_study(rounds)).axes[0].get_xscale() == "linear"
     rounds.loc[rounds["case"].eq("FOLA"), "bytes_up"] *= 1000
-    assert figures.against_bytes(rounds).axes[0].get_xscale() == "log"
+    assert figures.against_bytes(as_study(rounds)).axes[0].get_xscale() == "log"
 
 
 def test_who_sends_nothing_is_left_out_of_bytes_and_named():
     rounds = rounds_table()
     rounds.loc[rounds["case"].eq("FedAvg"), ["bytes_down", "bytes_up"]] = 0.0
-    figure = figures.against_bytes(rounds)
+    figure = figures.against_bytes(as_study(rounds))
     assert len(figure.axes[0].lines) == 1
     assert "FedAvg sends nothing" in " ".join(figure.remarks)
 
 
+def _headline(**options):
+    return figures.learning_curves(as_study(rounds_table(**options)))._suptitle.get_text()
+
+
 def test_n_is_shown():
-    assert "n = 3 seeds, band: their range" in figures.learning_curves(rounds_table())._suptitle.get_text()
-    assert "n = 6 seeds, band: 95 % interval" in figures.learning_curves(rounds_table(seeds=6))._suptitle.get_text()
-    assert "n = 1 seed" in figures.learning_curves(rounds_table(seeds=1))._suptitle.get_text()
+    assert "n = 3 seeds, band: their range" in figures.learning_curves(as_study(rounds_table()))._suptitle.get_text()
+    assert "n = 6 seeds, band: 95 % interval" in _headline(seeds=6)
+    assert "n = 1 seed" in _headline(seeds=1)
 
 
 def test_diverged_and_running_runs_are_shown_as_such():
-    figure = figures.learning_curves(with_failures(rounds_table()))
+    figure = figures.learning_curves(as_study(with_failures(rounds_table())))
     panel = figure.axes[0]
     ends = [line for line in panel.lines if len(line.get_xdata()) == 1]
     assert sorted(line.get_marker() for line in ends) == ["X", "o"]
@@ -220,7 +224,7 @@ def test_diverged_and_running_runs_are_shown_as_such():
 def test_rounds_of_all_kinds_of_failures_never_crash(draw):
     rounds = with_failures(rounds_table(alphas=(0.01, 1)))
     for table in (rounds.iloc[:0], rounds.iloc[:1], rounds.loc[~rounds["ended"]], rounds.assign(GA=np.nan), rounds):
-        figure = draw(table.copy())
+        figure = draw(as_study(table.copy()))
         figure.savefig(io.BytesIO(), format="svg")
         assert figure.remarks or not figure.empty
 
@@ -243,7 +247,7 @@ def test_runs_of_all_kinds_of_failures_never_crash(draw):
     table = last_rounds(rounds).assign(AE=0.1, LF=0.2)
     diverged = table.assign(status="diverged", ended=False)
     for part in (table.iloc[:0], table.iloc[:1], diverged, table, table.drop(columns=["method.strength"])):
-        figure = draw(part.copy())
+        figure = draw(as_study(part.copy()))
         figure.savefig(io.BytesIO(), format="svg")
         assert figure.remarks or not figure.empty
 
@@ -251,30 +255,30 @@ def test_runs_of_all_kinds_of_failures_never_crash(draw):
 def test_an_all_diverged_setting_is_a_cross():
     table = runs_table(cases=("FOLA",), alphas=ALPHAS, rounds=2)
     table.loc[table["data.alpha"].eq(0.01), ["status", "ended"]] = ["diverged", False]
-    panel = figures.best_for_alpha(table).axes[0]
+    panel = figures.best_for_alpha(as_study(table)).axes[0]
     assert [line.get_marker() for line in panel.lines] == ["s", "x"]
     assert np.isnan(panel.lines[0].get_ydata()[0])
 
 
 def test_nothing_says_why():
-    figure = figures.errors_behind_accuracies(runs_table(rounds=1))
+    figure = figures.errors_behind_accuracies(as_study(runs_table(rounds=1)))
     assert figure.empty
     assert "probe.reference" in figure.remarks[0]
 
 
 def test_the_correlation_is_that_of_the_points():
     table = runs_table(lrs=(1, 0.1, 0.01), rounds=2)
-    labels = [text.get_text() for text in figures.global_against_local(table).legends[0].get_texts()]
+    labels = [text.get_text() for text in figures.global_against_local(as_study(table)).legends[0].get_texts()]
     for case, mine in table.groupby("case"):
         assert f"{case}: {in_words(correlation(mine['LA'], mine['GA'], mine['training.lr']))}" in labels
     slope = np.polyfit(table["LA"], table["GA"], 1)[0]
-    line = figures.global_against_local(table).axes[0].lines[-1]
+    line = figures.global_against_local(as_study(table)).axes[0].lines[-1]
     (x0, x1), (y0, y1) = line.get_xdata(), line.get_ydata()
     assert (y1 - y0) / (x1 - x0) == pytest.approx(slope)
 
 
 def test_best_per_alpha_and_clients_has_fedavg_solid_and_fola_dashed():
-    figure = figures.best_for_alpha_and_clients(runs_table(alphas=ALPHAS, clients=(5, 10), rounds=1))
+    figure = figures.best_for_alpha_and_clients(as_study(runs_table(alphas=ALPHAS, clients=(5, 10), rounds=1)))
     legend = figure.legends[0]
     handles = {t.get_text(): h for t, h in zip(legend.get_texts(), legend.legend_handles, strict=True)}
     assert handles["FedAvg"].get_linestyle() == "-"
@@ -289,7 +293,7 @@ def test_the_winner_and_whoever_is_not_told_from_it_are_filled():
     table["GA"] = [points[case][seed] for case, seed in zip(table["case"], table["seed"], strict=True)]
     gone = table["data.alpha"].eq(1) & table["case"].ne("FedAvg")
     table.loc[gone, ["status", "ended", "GA"]] = "diverged", False, np.nan
-    figure = figures.winners(table)
+    figure = figures.winners(as_study(table))
     (panel,) = figure.axes
     assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == ["α = 0.01: FOLA", "α = 1: FedAvg"]
     names = [label.get_text() for label in panel.get_yticklabels()]
@@ -309,7 +313,7 @@ def test_centralised_training_wins_nothing():
     table = runs_table(cases=("FedAvg", "FOLA"), alphas=(0.01, 1), rounds=1)
     table.loc[table["case"].eq("FedAvg"), ["case", "method"]] = "centralised"
     table.loc[table["case"].eq("centralised"), "GA"] = 0.99
-    figure = figures.winners(table)
+    figure = figures.winners(as_study(table))
     assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == ["α = 0.01: FOLA", "α = 1: FOLA"]
     reference = [line for line in figure.axes[0].lines if line.get_marker() == "o" and line.get_xdata()[0] > 98]
     assert [line.get_markerfacecolor() for line in reference] == [style.LIGHT.paper] * 2
@@ -354,7 +358,7 @@ def test_the_methods_of_the_paper_differ_for_every_kind_of_colour_vision(place):
 
 
 def test_files_in_all_formats_and_a_dark_one(tmp_path):
-    paths = style.save(figures.learning_curves(rounds_table()), tmp_path / "curves")
+    paths = style.save(figures.learning_curves(as_study(rounds_table())), tmp_path / "curves")
     assert [path.name for path in paths] == ["curves.svg", "curves.pdf", "curves.png", "curves-dark.svg"]
     assert paths[1].read_bytes().startswith(b"%PDF")
     assert paths[2].read_bytes().startswith(b"\x89PNG")
@@ -362,11 +366,11 @@ def test_files_in_all_formats_and_a_dark_one(tmp_path):
     assert style.LIGHT.ink in light
     assert style.LIGHT.ink not in dark
     assert style.DARK.paper in dark
-    again = style.as_svg(figures.learning_curves(rounds_table()), "curves")
+    again = style.as_svg(figures.learning_curves(as_study(rounds_table())), "curves")
     assert again == light  # the same every time
     ids = re.findall(r'id="([^"]+)"', light)
     assert all(name.startswith("curves-") for name in ids)
 
 
 def test_notebooks_get_a_picture():
-    assert figures.learning_curves(rounds_table())._repr_png_().startswith(b"\x89PNG")
+    assert figures.learning_curves(as_study(rounds_table()))._repr_png_().startswith(b"\x89PNG")

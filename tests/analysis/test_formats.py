@@ -6,16 +6,17 @@ import re
 import pandas as pd
 import pytest
 
-from analysis import formats, tables
+from analysis import boundary_notes, formats, tables
+from analysis.study_records import Spec
 from fl_lightning.__main__ import main
 from fl_lightning.errors import UserError
-from tests.analysis.synthetic import last_rounds, rounds_table
+from tests.support.synthetic import as_study, last_rounds, rounds_table
 from tune.study import Range
 
 
 def accuracy(**options):
     rounds = rounds_table(**{"seeds": 3, **options})
-    return tables.accuracy_and_rounds(last_rounds(rounds), rounds, (0.5, 0.99))
+    return tables.accuracy_and_rounds(as_study(rounds).asked((0.5, 0.99)))
 
 
 def body(text):
@@ -55,7 +56,7 @@ def test_n_is_in_the_caption_or_in_the_table_and_minus_is_no_hyphen():
     table = accuracy()
     assert " & n " not in formats.latex(table, formats.caption_of("A", table, "std"), spread="std")
     assert " & n " in formats.latex(table, "Of my own")
-    loser = tables.paired_comparison(last_rounds(rounds_table()), "FedAvg", "FOLA")
+    loser = tables.paired_comparison(as_study(rounds_table()), "FedAvg", "FOLA")
     assert loser["difference (points)"].iloc[0] < 0
     text = formats.latex(loser, "Pairs")
     check_latex(text)
@@ -120,6 +121,7 @@ def call(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
+@pytest.mark.system
 def test_the_command(smoke_store, tmp_path, capsys):
     some = ["table", "accuracy", "--study", "demo", "--runs", smoke_store, "--thresholds", "0.1"]
     code, text, _ = call(capsys, *some, "--columns", "case,GA,rounds to 10%", "--latex")
@@ -136,6 +138,7 @@ def test_the_command(smoke_store, tmp_path, capsys):
     assert "rounds to 10%" in call(capsys, *some)[1].splitlines()[0]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -158,10 +161,22 @@ def test_mistakes_are_told_in_one_line(smoke_store, capsys, flags, message):
     assert len(error.splitlines()) == 1
 
 
+def test_settings_at_the_edge_are_one_finding_with_all_cases():
+    best = pd.DataFrame({"case": ["A", "A", "B", "C"], "training.lr": [1.0, 0.5, 1.0, 0.1]})
+    largest, smallest = {"training.lr": "largest"}, {"training.lr": "smallest"}
+    beyond = "a better one may lie beyond"
+    assert boundary_notes.remarks(best, [largest, {}, largest, smallest]) == [
+        f"the best lr is the largest that was tried for A (1 under 1 of 2 conditions), B (1): {beyond}",
+        f"the best lr is the smallest that was tried for C (0.1): {beyond}",
+    ]
+
+
 def test_settings_at_the_edge_of_what_was_tried_are_said_to_be_there():
     runs = last_rounds(rounds_table(lrs=(0.1, 1), epochs=(2, 5, 20)))
-    row = tables.best_settings(runs).iloc[0]
+    row = tables.best_settings(as_study(runs)).iloc[0]
     assert row["lr"] == 0.1
     assert row["at the edge"] == "lr (smallest)"
-    runs.attrs["spaces"] = {"FedAvg": {}, "FOLA": {"training.lr": Range("grid", (0.01, 0.1, 1))}}
-    assert (tables.best_settings(runs)["at the edge"] == "").all()  # the study tried more than these runs
+    tried = Spec(spaces={"FedAvg": {}, "FOLA": {"training.lr": Range("grid", (0.01, 0.1, 1))}})
+    assert (
+        tables.best_settings(as_study(runs, spec=tried))["at the edge"] == ""
+    ).all()  # the study tried more than these runs

@@ -13,6 +13,9 @@ import pytest
 
 import analysis
 
+pytestmark = pytest.mark.system
+
+
 FOLDER = Path(analysis.__file__).parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 # What must be drawn from the smoke studies, at least.

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from analysis import claims, commands, report, runs
-from analysis.parts import parts
-from analysis.sweeps import Sweep
+from analysis.selection import parts
+from analysis.study_records import Sweep
 from fl_lightning.__main__ import main
-from fl_lightning.config import flags_to_settings
+from fl_lightning.cli.flags import flags_to_settings
 from fl_lightning.runs.identity import identity
 from tune.comparison import study_of
 
@@ -48,6 +48,7 @@ def written(smoke_store, tmp_path_factory):
     return out
 
 
+@pytest.mark.system
 def test_the_page_holds_everything_and_its_files_exist(written):
     text = (written / "index.html").read_text()
     page = Page(text)
@@ -67,16 +68,18 @@ def test_the_page_holds_everything_and_its_files_exist(written):
     assert len(pd.read_csv(written / "tables" / "demo-smoke-runs.csv")) == 6
 
 
+@pytest.mark.system
 def test_the_page_says_what_was_found_and_how_to_repeat_it(written, smoke_store):
     text = (written / "index.html").read_text()
     assert re.search(r"FOLA is ahead of FedAvg in \d of 2 seeds, mean difference [+-]", text)
     assert "n = 2 is too few for a test" in text
-    assert "fl-lightning sweep demo --scale smoke --out" in text
-    for run_id in runs.load(smoke_store, study="demo")["run_id"]:
+    assert "fl-lightning sweep demo --scale smoke --runs" in text
+    for run_id in runs.load(smoke_store, study="demo").runs["run_id"]:
         assert run_id[:8] in text
     assert "prefers-color-scheme: dark" in text
 
 
+@pytest.mark.system
 def test_colours_follow_the_page(written):
     text = (written / "index.html").read_text()
     svg = text[text.index("<svg") : text.rindex("</svg>")]
@@ -84,20 +87,24 @@ def test_colours_follow_the_page(written):
     assert "#d55e00" not in svg
 
 
+@pytest.mark.slow
 def test_every_study_and_the_odd_runs(odd_store, tmp_path, capsys):
     assert main(["report", "--runs", str(odd_store), "--out", str(tmp_path / "report"), "--quiet"]) == 0
     assert "index.html" in capsys.readouterr().out
     text = (tmp_path / "report" / "index.html").read_text()
-    for piece in ("Runs without a study", "diverged", "were stopped", "failed", "--fresh", "FOLA curvature=offline"):
+    for piece in ("Runs without a study", "diverged", "were stopped", "failed", "FOLA curvature=offline"):
         assert piece in text
+    assert "--fresh" not in text  # the repeated run took the place of the first: nothing is left out
 
 
+@pytest.mark.system
 def test_the_whole_catalogue_fits_some_study(smoke_store):
     fitting = {entry.key for part in parts(smoke_store) for entry in report.CATALOGUE if entry.fits(part)}
     # Many methods over several alpha are more than a smoke test can compute; test_figures draws them.
     assert {entry.key for entry in report.CATALOGUE} == fitting | {"winners"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -123,6 +130,7 @@ def test_mistakes_in_one_line(smoke_store, tmp_path, capsys, arguments, words):
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_only_runs_that_are_asked_for(odd_store, tmp_path):
     arguments = ["report", "--runs", str(odd_store), "--out", str(tmp_path), "--quiet"]
     assert main([*arguments, "--where", "seed=0", "--where", "seed=1", "--where", "method=fedavg"]) == 0
@@ -132,18 +140,19 @@ def test_only_runs_that_are_asked_for(odd_store, tmp_path):
     assert "only those with seed = 0 or 1 and method = fedavg" in (tmp_path / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_comparison_is_a_study_to_select_by(out, capsys):
-    flags = ["--data.clients", "4", "--model.hidden", "[8]", "--training.epochs", "1", "--out", str(out)]
+    flags = ["--data.clients", "4", "--model.hidden", "[8]", "--training.epochs", "1", "--runs", str(out)]
     compare = ["compare", "--methods", "fedavg,flat:fola+strength=0", *flags, "--data", "digits"]
-    for rounds, seeds in ((2, "0,1"), (3, "0")):
+    for rounds, seeds in ((2, "0,1"), (3, "1")):
         assert main([*compare, "--seeds", seeds, "--federation.rounds", str(rounds)]) == 0
     first, second = re.findall(r"report --study (\S+) --runs", capsys.readouterr().out)
     assert first != second
     assert first.startswith("fedavg-flat-")
-    assert set(runs.load(out, study=first)["case"]) == {"FedAvg", "flat"}
-    assert len(runs.load(out, study=first)) == 4
+    assert set(runs.load(out, study=first).runs["case"]) == {"FedAvg", "flat"}
+    assert len(runs.load(out, study=first).runs) == 4
     assert main([*compare, "--federation.rounds", "3", "--name", "mine"]) == 0  # runs that are there already
-    assert set(runs.load(out, study="mine")["run_id"]) == set(runs.load(out, study=second)["run_id"])
+    assert set(runs.load(out, study="mine").runs["run_id"]) == set(runs.load(out, study=second).runs["run_id"])
     capsys.readouterr()
     assert main([*compare, "--name", "laplace"]) == 2
     assert "is the name of a study" in capsys.readouterr().err
@@ -151,23 +160,25 @@ def test_a_comparison_is_a_study_to_select_by(out, capsys):
     assert list(claims.check(parts(out))) == []
 
 
+@pytest.mark.system
 def test_no_store_and_no_place(tmp_path, smoke_store, capsys, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert main(["report", "--runs", str(tmp_path / "none")]) == 2
+    assert main(["report", "--out", str(tmp_path / "none")]) == 2
     assert "fl-lightning demo" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert main(["report", "--runs", str(smoke_store), "--study", "demo", "--out", str(tmp_path / "file")]) == 2
     assert "cannot write to" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_commands_make_the_same_runs(odd_store):
-    from fl_lightning.config import configure
+    from fl_lightning.runs.config.run_config import configure
 
-    table = runs.load(odd_store)
+    table = runs.load(odd_store).runs
     for _, run in table.iterrows():
         words = commands.run_command(run, "runs").split()
         assert words[:2] == ["fl-lightning", "run"]
-        flags = [word.strip("'") for word in words[2 : words.index("--out")]]
+        flags = [word.strip("'") for word in words[2 : words.index("--runs")]]
         assert identity(configure(flags_to_settings(flags))) == run["identity"]
 
 
@@ -179,7 +190,7 @@ def test_a_comparison_is_repeated_by_the_command_that_made_it():
     assert words[:4] == ["fl-lightning", "compare", "--methods", "fedavg:fedavg,no prior:fola+strength=0"]
     again = study_of({"data.alpha": "0.01"}, words[3].split(","), [0, 2], "mine")
     assert again.cases == study.cases
-    assert words[4:] == ["--seeds", "0,2", "--data.alpha=0.01", "--name", "mine", "--out", "runs"]
+    assert words[4:] == ["--seeds", "0,2", "--data.alpha=0.01", "--name", "mine", "--runs", "runs"]
 
 
 def test_a_sweep_with_pinned_settings_is_repeated_with_them():
@@ -189,7 +200,7 @@ def test_a_sweep_with_pinned_settings_is_repeated_with_them():
     assert "--training.lr=0.5" in command
     assert "--data.subset=0.1" in command
     assert command.startswith("fl-lightning sweep demo --scale smoke")
-    assert command.endswith("--out 'my runs'")
+    assert command.endswith("--runs 'my runs'")
 
 
 def test_a_sweep_of_some_cases_is_repeated_with_them():

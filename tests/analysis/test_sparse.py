@@ -5,10 +5,13 @@ import pytest
 from analysis import figures, runs, tables
 from analysis.catalogue import CATALOGUE, TABLES
 from analysis.claims.means import falls
-from analysis.parts import parts
+from analysis.selection import parts
 from fl_lightning import experiment
-from fl_lightning.config import configure
-from tests.analysis.conftest import TINY, new_store
+from fl_lightning.runs.config.run_config import configure
+from tests.support.small_studies import TINY, new_store
+
+pytestmark = pytest.mark.slow
+
 
 KINDS = {
     "sparse": {"evaluation.every": 3, "evaluation.local": False, "federation.rounds": 7},
@@ -26,34 +29,34 @@ def sparse_store(tmp_path_factory, empty_store):
 
 
 def of(store, kind):
-    return runs.load(store, tags={"kind_of_run": kind}), runs.rounds(store, tags={"kind_of_run": kind})
+    return runs.load(store, tags={"kind_of_run": kind})
 
 
 def test_tables_have_what_was_measured(sparse_store):
-    table, rounds = of(sparse_store, "sparse")
+    study = of(sparse_store, "sparse")
+    table, rounds = study.runs, study.rounds
     assert (table["rounds"] == 7).all()
     assert table["GA"].notna().all()
     assert rounds.loc[rounds["GA"].notna(), "round"].tolist() == [3, 6, 7] * 2
-    accuracy = tables.accuracy_and_rounds(table, rounds, (0.0,))
+    accuracy = tables.accuracy_and_rounds(study.asked((0.0,)))
     assert (accuracy["rounds to 0%"] == 3).all()
     assert accuracy["LA (%)"].isna().all()
-    assert len(tables.correlations(table)) == 0
+    assert len(tables.correlations(study)) == 0
     assert falls(rounds).notna().all()
 
 
 def test_personal(sparse_store):
-    table, rounds = of(sparse_store, "personal")
-    found = tables.personal(table)
+    study = of(sparse_store, "personal")
+    found, table = tables.personal(study), study.runs
     assert found["PA after (%)"].tolist() == pytest.approx((100 * table["PA_after"]).tolist())
     assert (found["worst tenth after (%)"] <= found["PA after (%)"]).all()
     everything = runs.load(sparse_store)
     assert len(tables.personal(everything)) == 2  # the others have none
-    assert not figures.personal_curves(rounds).empty
+    assert not figures.personal_curves(study).empty
 
 
 def test_curves_show_what_there_is(sparse_store):
-    _, rounds = of(sparse_store, "sparse")
-    figure = figures.learning_curves(rounds)
+    figure = figures.learning_curves(of(sparse_store, "sparse"))
     assert not figure.empty
     (panel,) = figure.axes
     drawn = [line.get_xdata().tolist() for line in panel.lines if len(line.get_xdata()) > 1]

@@ -15,6 +15,7 @@ from analysis.statistics import (
     _resample,
     correlation,
     expected_best,
+    lead,
     mean_band,
     mean_interval,
     paired,
@@ -202,6 +203,23 @@ def test_expected_best_is_the_mean_over_all_choices(tried, budget):
     budget = min(budget, len(tried))
     expected = np.mean([max(choice) for choice in itertools.combinations(tried, budget)])
     assert expected_best(tried, budget) == pytest.approx(expected)
+
+
+def test_settings_that_are_equal_in_what_chooses_count_with_their_mean():
+    """Three settings, two of them best by validation: which one is taken must not depend on what is shown."""
+    shown, scores = [0.3, 0.9, 0.5], [1.0, 2.0, 2.0]
+    assert expected_best(shown, 3, scores) == pytest.approx(0.7)
+    choices = [(0.9 + 0.5) / 2, 0.9, 0.5]  # of both, of the first and the second, of the first and the third
+    assert expected_best(shown, 2, scores) == pytest.approx(np.mean(choices))
+    assert expected_best(shown[::-1], 3, scores[::-1]) == pytest.approx(0.7)
+
+
+def test_the_t_interval_has_its_level_for_three_pairs():
+    rng = np.random.default_rng(0)
+    found = [lead(rng.standard_normal(3)) for _ in range(4000)]
+    assert np.mean([one.low < 0 < one.high for one in found]) == pytest.approx(0.95, abs=0.01)
+    known = stats.ttest_1samp([1.0, 2.0, 4.0], 0).confidence_interval(0.95)
+    assert lead([1.0, 2.0, 4.0])[1:3] == pytest.approx(tuple(known))
 
 
 def test_differences_that_are_equal_in_samples_have_equal_ranks():

@@ -1,15 +1,16 @@
 """Whatever is missing from a study, its report is written: random subsets of the runs of every smoke study."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from analysis import claims, report, words
+from analysis import claims, findings, report
 from analysis.catalogue import CATALOGUE, TABLES
-from analysis.parts import parts
 from analysis.runs import Runs
-from tests.analysis.conftest import STUDIES
+from analysis.selection import parts
+from tests.support.small_studies import STUDIES
+
+pytestmark = pytest.mark.system
+
 
 SUBSETS = 2
 
@@ -27,8 +28,7 @@ def subset_of(part, rng):
     for status in ("diverged", "running"):
         lost = rng.random(len(kept)) < rng.choice([0, 0.3])
         kept.loc[lost, ["status", "ended"]] = [status, False]
-    kept.attrs.update(part.runs.attrs)
-    return replace(part, runs=kept)
+    return part.of(kept)
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -37,7 +37,7 @@ def test_nothing_fails_on_a_part_of_a_study(store, study):
     (whole,) = parts(store, study)
     for _ in range(SUBSETS):
         part = subset_of(whole, rng)
-        assert words.summary(part.runs, part.rounds, part.thresholds)
+        assert findings.summary(part)
         for entry in CATALOGUE:
             if entry.fits(part):
                 entry.draw(part)
@@ -65,7 +65,7 @@ def test_an_item_that_fails_is_named_and_the_page_is_written(smoke_store, tmp_pa
     def broken(*_):
         raise IndexError("list index out of range\nand more")
 
-    monkeypatch.setattr("analysis.words.summary", broken)
+    monkeypatch.setattr("analysis.findings.summary", broken)
     monkeypatch.setattr(report, "TABLES", (TABLES[0]._replace(make=broken), TABLES[2]))
     entry = next(entry for entry in CATALOGUE if entry.key == "learning_curves")
     others = [entry for entry in CATALOGUE if entry.key == "partitions"]

@@ -5,14 +5,14 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import tables, words
+from analysis import findings, tables
 from fl_lightning.errors import UserError
-from tests.analysis.synthetic import last_rounds, rounds_table, runs_table, with_failures
+from tests.support.synthetic import as_study, last_rounds, rounds_table, runs_table, with_failures
 
 
 def test_accuracy_and_rounds_are_those_of_the_best_setting():
     rounds = rounds_table(lrs=(1, 0.1), seeds=5)
-    table = tables.accuracy_and_rounds(last_rounds(rounds), rounds, thresholds=(0.5, 0.99)).set_index("case")
+    table = tables.accuracy_and_rounds(as_study(rounds).asked((0.5, 0.99))).set_index("case")
     for case, row in table.iterrows():
         mine = rounds.loc[rounds["case"].eq(case)]
         means = last_rounds(mine).groupby("training.lr")["GA"].mean()
@@ -29,23 +29,23 @@ def test_accuracy_and_rounds_are_those_of_the_best_setting():
 
 def test_pairs_are_of_equal_seed_and_partition():
     runs = runs_table(seeds=8, rounds=2)
-    row = tables.paired_comparison(runs).iloc[0]
+    row = tables.paired_comparison(as_study(runs)).iloc[0]
     one, two = (runs.loc[runs["case"].eq(case)].set_index("seed")["GA"] for case in ("FOLA", "FedAvg"))
     assert row["difference (points)"] == pytest.approx(100 * (one - two).mean())
     assert row["p"] == pytest.approx(stats.wilcoxon(one - two).pvalue)
     assert (row["n"], row["ahead"]) == (8, int((one > two).sum()))
     other = runs.copy()
     other.loc[other["case"].eq("FOLA") & other["seed"].eq(3), "partition"] = "another"
-    row = tables.paired_comparison(other).iloc[0]
+    row = tables.paired_comparison(as_study(other)).iloc[0]
     assert row["n"] == 7
     assert "1 pairs on unequal partitions left out" in row["remark"]
     without = runs.loc[~(runs["case"].eq("FOLA") & runs["seed"].isin([0, 1]))]
-    assert tables.paired_comparison(without).iloc[0]["n"] == 6
+    assert tables.paired_comparison(as_study(without)).iloc[0]["n"] == 6
 
 
 def test_many_conditions_are_pooled_by_seed_and_corrected():
     runs = runs_table(cases=("FedAvg", "FOLA", "FedCurv"), alphas=(0.01, 1), seeds=7, rounds=2)
-    table = tables.paired_comparison(runs)
+    table = tables.paired_comparison(as_study(runs))
     assert list(table["α"]) == [0.01, 1, "all"] * 2
     pooled = table.loc[table["α"].eq("all")]
     assert (pooled["n"] == 7).all()  # seeds, not 14 pairs
@@ -57,14 +57,14 @@ def test_many_conditions_are_pooled_by_seed_and_corrected():
 def test_unknown_names_are_refused():
     runs = runs_table(rounds=1)
     with pytest.raises(UserError, match="unknown case 'FOLAA': did you mean 'FOLA'"):
-        tables.paired_comparison(runs, first="FOLAA")
+        tables.paired_comparison(as_study(runs), first="FOLAA")
     with pytest.raises(UserError, match="no run has a column 'AG'"):
-        tables.paired_comparison(runs, metric="AG")
+        tables.paired_comparison(as_study(runs), metric="AG")
 
 
 def test_costs_compare_at_equal_traffic():
     rounds = rounds_table(seeds=2, rounds=10)
-    table = tables.costs(last_rounds(rounds), rounds).set_index("case")
+    table = tables.costs(as_study(rounds)).set_index("case")
     assert table.loc["FOLA", "MB per round"] == pytest.approx(4)
     assert table.loc["FedAvg", "MB per round"] == pytest.approx(2)
     assert table["common MB"].to_list() == pytest.approx([20, 20])
@@ -73,14 +73,14 @@ def test_costs_compare_at_equal_traffic():
 
 
 def test_best_settings_say_how_many_were_tried():
-    table = tables.best_settings(runs_table(lrs=(1, 0.1, 0.01), rounds=1))
+    table = tables.best_settings(as_study(runs_table(lrs=(1, 0.1, 0.01), rounds=1)))
     assert (table["settings tried"] == 3).all()
     assert table["expected best of equal budget (%)"].to_list() == pytest.approx(table["GA (%)"].to_list())
 
 
 def test_formats(tmp_path):
     runs = runs_table(alphas=(0.01, 1), seeds=6, rounds=1)
-    table = tables.paired_comparison(runs)
+    table = tables.paired_comparison(as_study(runs))
     csv, tex = tables.save(table, tmp_path / "paired", "FOLA & co")
     again = pd.read_csv(csv)
     assert again["difference (points)"].to_list() == pytest.approx(table["difference (points)"].to_list())
@@ -93,45 +93,47 @@ def test_formats(tmp_path):
     assert "&lt;b&gt;" in tables.html(pd.DataFrame({"case": ["<b>"]}))
     readable = tables.readable(table)
     assert "[" in readable["difference (points)"].iloc[0]
-    assert "to" in tables.readable(tables.paired_comparison(runs_table(seeds=3)))["difference (points)"].iloc[0]
+    assert (
+        "to" in tables.readable(tables.paired_comparison(as_study(runs_table(seeds=3))))["difference (points)"].iloc[0]
+    )
     assert "difference (points) low" not in readable
 
 
 def test_partial_data_give_tables_too():
     rounds = with_failures(rounds_table())
     runs = last_rounds(rounds)
-    table = tables.accuracy_and_rounds(runs, rounds, (0.5,)).set_index("case")
+    table = tables.accuracy_and_rounds(as_study(rounds).asked((0.5,))).set_index("case")
     assert table["n"].to_dict() == {"FedAvg": 2, "FOLA": 2}
     assert table.loc["FedAvg", "diverged seeds"] == 1
-    assert len(tables.paired_comparison(runs)) == 1
+    assert len(tables.paired_comparison(as_study(runs))) == 1
     for draw in (tables.correlations, tables.best_settings, tables.paired_comparison):
-        assert len(draw(runs.iloc[:0])) == 0
-    nobody = runs.assign(ended=False, status="diverged")
-    assert (tables.accuracy_and_rounds(nobody, rounds)["n"] == 0).all()
+        assert len(draw(as_study(runs.iloc[:0]))) == 0
+    lost = rounds.assign(ended=False, status="diverged")
+    assert (tables.accuracy_and_rounds(as_study(lost))["n"] == 0).all()
 
 
 def test_sentences_are_made_from_the_numbers():
     rounds = rounds_table(seeds=3)
     runs = last_rounds(rounds)
-    text = " ".join(words.summary(runs, rounds, (0.5,)))
-    row = tables.paired_comparison(runs).iloc[0]
+    text = " ".join(findings.summary(as_study(rounds).asked((0.5,))))
+    row = tables.paired_comparison(as_study(runs)).iloc[0]
     assert f"FOLA is ahead of FedAvg in {row['ahead']} of 3 seeds" in text
     assert f"mean difference {row['difference (points)']:+.1f} points of GA" in text
     assert "n = 3 is too few for a test" in text
     assert "FOLA sends 2 times as much per round as FedAvg" in text
     worse = runs.assign(GA=np.where(runs["case"].eq("FOLA"), 0.1, runs["GA"]))
-    assert "FOLA is behind FedAvg in 3 of 3 seeds" in " ".join(words.summary(worse, rounds))
+    assert "FOLA is behind FedAvg in 3 of 3 seeds" in " ".join(findings.summary(as_study(rounds).of(worse)))
     one_bad = runs.assign(GA=np.where(runs["case"].eq("FOLA"), np.where(runs["seed"].eq(0), 0.0, 0.61), 0.6))
-    said = " ".join(words.summary(one_bad, rounds))  # the mean would say behind, most seeds say ahead
+    said = " ".join(findings.summary(as_study(rounds).of(one_bad)))  # the mean would say behind, most seeds say ahead
     assert "FOLA is ahead of FedAvg in 2 of 3 seeds and behind in 1, mean difference -19.3 points of GA" in said
 
 
 def test_sentences_of_enough_seeds_have_a_test_and_of_partial_data_say_so():
     rounds = rounds_table(seeds=8)
-    assert "signed-rank test p = " in " ".join(words.summary(last_rounds(rounds), rounds))
+    assert "signed-rank test p = " in " ".join(findings.summary(as_study(rounds)))
     running = last_rounds(rounds).assign(ended=False, status="running")
-    assert words.summary(running, rounds)[-1] == "No run has ended, so there is nothing to compare yet."
+    assert findings.summary(as_study(running))[-1] == "No run has ended, so there is nothing to compare yet."
     many = rounds_table(alphas=(0.01, 1, 100), seeds=7, rounds=3)
-    text = " ".join(words.summary(last_rounds(many), many))
+    text = " ".join(findings.summary(as_study(many)))
     assert "under 3 of 3 conditions" in text or "of 3 conditions" in text
     assert "after Holm's correction" in text

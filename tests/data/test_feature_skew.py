@@ -10,7 +10,7 @@ from fl_lightning import Dataset, Split, configure, streams
 from fl_lightning.data import feature_skew
 from fl_lightning.data.feature_skew import levels, skew
 from fl_lightning.errors import UserError
-from fl_lightning.experiment import build
+from fl_lightning.runs.problem import problem_of
 
 GREY = torch.full((1200, 1, 8, 8), 128, dtype=torch.uint8)
 CLIENTS = [torch.arange(0, 400), torch.arange(400, 1000), torch.empty(0, dtype=torch.int64), torch.arange(1000, 1100)]
@@ -146,8 +146,8 @@ def test_blocks_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["noise", "rotation"])
 def test_a_run_trains_on_skewed_data_and_is_tested_on_clean_ones(kind: str) -> None:
     settings = {"data": "digits", "data.holdout": 0.2, "data.clients": 4, "data.alpha": 10}
-    plain = build(configure(settings))
-    skewed = build(configure({**settings, "data.feature_skew": kind, "data.skew_strength": 20}))
+    plain = problem_of(configure(settings))
+    skewed = problem_of(configure({**settings, "data.feature_skew": kind, "data.skew_strength": 20}))
     assert all(torch.equal(one, other) for one, other in zip(plain.clients, skewed.clients, strict=True))
     assert torch.equal(plain.dataset.test_x, skewed.dataset.test_x)
     assert torch.equal(plain.dataset.train_x[plain.holdout], skewed.dataset.train_x[plain.holdout])

@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning.data.partition import Kind, Split, held_out, partition, subset_indices
 from fl_lightning.errors import UserError
 from fl_lightning.streams import numpy_generator
-from tests.data.splits import KINDS, Problem, labels_of_any_problem, problems, seeds
+from tests.support.splits import KINDS, Problem, labels_of_any_problem, problems, seeds
 
 LABELS = torch.arange(10).repeat(60)[torch.randperm(600, generator=torch.Generator().manual_seed(0))]
 

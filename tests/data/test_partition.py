@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fl_lightning.data.partition import FIXED, Kind, Split, partition, subset_indices
+from fl_lightning.data.partitions import dirichlet
 from fl_lightning.data.shares import class_counts, content_hash
 from fl_lightning.errors import UserError
-from tests.data.splits import KINDS, TEN_CLASSES, Problem, labels_of_any_problem, problems, seeds, sizes, typical
+from tests.support.splits import KINDS, TEN_CLASSES, Problem, labels_of_any_problem, problems, seeds, sizes, typical
 
 # The labels alone decide nothing: their mixture in each client is the population's, up to chance.
 LABEL_BLIND: tuple[Kind, ...] = ("iid", "quantity", "lognormal", "natural", "natural_groups")
@@ -156,6 +157,20 @@ def test_a_vanishing_alpha_is_one_hot(alpha: float) -> None:
     by_client = class_counts(TEN_CLASSES, partition(TEN_CLASSES, Split(10, "dirichlet_per_client", alpha), seed=0), 10)
     assert (by_client.sum(1) == 200).all()
     assert (by_client == 200).any()
+
+
+@pytest.mark.parametrize(
+    ("clients", "alpha", "share"), [(10, 0.1, 0.63), (10, 1.0, 0.77), (10, 10.0, 0.87), (100, 1.0, 0.94)]
+)
+def test_classes_that_run_out_make_clients_milder_than_dirichlet(clients: int, alpha: float, share: float) -> None:
+    """The variance of a client's shares, relative to that of Dir(alpha): the numbers of docs/data.md."""
+    found = []
+    for seed in range(200):
+        stream = np.random.default_rng(seed)
+        supply, sizes = np.full(10, 600), np.full(clients, 6000 // clients)
+        counts = dirichlet.by_client(supply, sizes, alpha, stream)
+        found.append(np.square(counts / sizes[:, None] - 0.1).mean())
+    assert np.mean(found) / (0.09 / (10 * alpha + 1)) == pytest.approx(share, abs=0.03)
 
 
 def test_plentiful_classes_leave_every_client_its_wish() -> None:

@@ -12,7 +12,7 @@ from fl_lightning.data.partitions import sizes as size_draws
 from fl_lightning.data.shares import class_counts, content_hash
 from fl_lightning.errors import UserError
 from fl_lightning.streams import numpy_generator
-from tests.data.splits import TEN_CLASSES, Problem, problems, sizes, typical
+from tests.support.splits import TEN_CLASSES, Problem, problems, sizes, typical
 
 
 def counts_of(problem: Problem) -> torch.Tensor:

@@ -7,17 +7,18 @@ import torch
 from torch import nn
 
 from fl_lightning import Dataset, Federation, Split, Task, Training, federate, measure, partition
-from fl_lightning.config import configure
 from fl_lightning.data.sources.arrays import Arrays
 from fl_lightning.data.sources.function import Function
 from fl_lightning.data.sources.table import Table
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.experiment import build
-from fl_lightning.likelihoods import Binary, Classification, MultiLabel, Regression, Tokens
+from fl_lightning.loop import Problem
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
+from fl_lightning.models.likelihoods import Binary, Classification, MultiLabel, Regression, Tokens
+from fl_lightning.runs.config.run_config import configure
+from fl_lightning.runs.problem import problem_of
 from fl_lightning.testing.cases import final, largest_difference
 
 RNG = np.random.default_rng(0)
@@ -85,11 +86,9 @@ def test_a_run_of_every_task(name, model, file):
         {"data": "arrays", "data.path": file(train_x=x, train_y=y), "data.clients": 3, "model": model, **options}
         | small.get(model, {})
     )
-    problem = build(config)
+    problem = problem_of(config)
     assert problem.task.likelihood == likelihood
-    rounds = federate(
-        Fola(strength=1), problem.task, problem.dataset, problem.clients, Training(lr=0.1), Federation(rounds=1)
-    )
+    rounds = federate(Fola(strength=1), problem, Training(lr=0.1), Federation(rounds=1))
     found = measure(Fola(strength=1), problem.task, problem.dataset, next(rounds)).metrics
     assert found["GA"] <= 1
     assert ("RMSE" in found) == isinstance(likelihood, Regression)
@@ -98,7 +97,7 @@ def test_a_run_of_every_task(name, model, file):
 def test_label_skew_needs_labels(file):
     config = configure({"data": "arrays", "data.path": file(train_x=TOKENS, train_y=NEXT), "model": "lstm"})
     with pytest.raises(UserError, match="divides samples by their class, and those of tokens have none; use --data"):
-        build(config)
+        problem_of(config)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +161,7 @@ def test_several_inputs_reach_the_model_on_every_engine(kind):
         task = Task(Both().double())
         task.load(Task(model).initial)
         task = Task(task.model)
-        return list(federate(method, task, dataset, clients, Training(lr=0.1), Federation(rounds=2), engine))
+        return list(federate(method, Problem(task, dataset, clients), Training(lr=0.1), Federation(rounds=2), engine))
 
     for method in (FedAvg(), Fola(strength=1, fisher="per_sample"), Fola(strength=0.1, curvature_form="full")):
         loop = run(Functional(chunk=1), method)
@@ -189,7 +188,7 @@ def test_several_inputs_from_files(file, tmp_path):
     assert dataset.likelihood == Regression(0.1)
     assert Function(str(code)).fingerprint() == Function(str(code)).fingerprint()
     with pytest.raises(UserError, match="the model mlp cannot be made for inputs of numbers of shape"):
-        build(configure({"data": "function", "data.path": str(code), "model": "mlp", "data.clients": 2}))
+        problem_of(configure({"data": "function", "data.path": str(code), "model": "mlp", "data.clients": 2}))
 
 
 def test_inputs_that_do_not_go_together_are_refused():

@@ -7,14 +7,15 @@ import torch
 from hypothesis import given, settings
 
 from fl_lightning import experiment
-from fl_lightning.config import configure
 from fl_lightning.data.partition import Split, held_out, partition, subset_indices, validating
 from fl_lightning.errors import UserError
 from fl_lightning.loop import federate
-from fl_lightning.probes.accuracy import score
+from fl_lightning.metrics.round_metrics import score
+from fl_lightning.models.task import Weights
+from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.identity import identity
-from fl_lightning.task import Weights
-from tests.data.splits import Problem, problems
+from fl_lightning.runs.problem import problem_of
+from tests.support.splits import Problem, problems
 
 LABELS = torch.arange(10).repeat(60)[torch.randperm(600, generator=torch.Generator().manual_seed(0))]
 SMALL = {"data": "digits", "data.subset": 0.3, "data.clients": 3, "model": "softmax", "engine": "functional"}
@@ -69,18 +70,18 @@ def test_too_many_clients_for_what_is_left_names_the_remedy():
         partition(LABELS[:20], Split(clients=15, validation=0.5), 0)
 
 
+@pytest.mark.slow
 def test_every_round_measures_the_servers_model_on_them(out):
     config = configure({**SMALL, "data.validation": 0.2, "federation.rounds": 2, "method": "fedavg"})
     result = experiment.run(config, out)
     assert all("GA_validation" in one.metrics for one in result.history)
-    problem = experiment.build(config)
+    problem = problem_of(config)
     dataset = problem.dataset
     places = validating(dataset.train_y, config.split, config.seed)
     assert torch.equal(dataset.validation, places)
     assert not set(places.tolist()) & set(torch.cat(list(problem.clients)).tolist())
     swapped = replace(dataset, test_x=dataset.train_x[places], test_y=dataset.train_y[places])
-    settings = (config.training, config.federation, config.engine, config.seed)
-    records = federate(config.method, problem.task, dataset, problem.clients, *settings)
+    records = federate(config.method, problem, config.training, config.federation, config.engine)
     for record, measured in zip(records, result.history, strict=True):
         server = Weights(record.after.state.params, record.after.buffers)
         (expected,) = score(problem.task, [server], swapped)
@@ -91,4 +92,4 @@ def test_runs_without_them_are_the_runs_they_were():
     assert "data.validation" in configure(SMALL).flat()
     assert identity(configure(SMALL)) == identity(configure({**SMALL, "data.validation": 0}))
     assert identity(configure(SMALL)) != identity(configure({**SMALL, "data.validation": 0.1}))
-    assert experiment.build(configure(SMALL)).dataset.validation is None
+    assert problem_of(configure(SMALL)).dataset.validation is None

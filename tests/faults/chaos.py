@@ -25,12 +25,12 @@ import yaml
 from mlflow import MlflowClient
 
 from fl_lightning import discovery
-from fl_lightning.config import RunConfig, configure
 from fl_lightning.data.sources.arrays import Arrays
 from fl_lightning.errors import UserError
 from fl_lightning.experiment import run
+from fl_lightning.runs.config.run_config import RunConfig, configure
 from fl_lightning.system.text import render
-from tests.tune.clusters import ENVIRONMENT, Driver, alone, check_complete, timeless, tracked
+from tests.support.clusters import ENVIRONMENT, Driver, alone, check_complete, timeless, tracked
 from tune.grid import cells
 from tune.study_file import load
 
@@ -248,7 +248,7 @@ def _start(config: object, folder: Path) -> subprocess.Popen[str]:
     flags = [
         f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in config.flat().items()
     ]
-    command = [sys.executable, "-m", "fl_lightning", "run", *flags, "--out", str(folder), "--json", "--quiet"]
+    command = [sys.executable, "-m", "fl_lightning", "run", *flags, "--runs", str(folder), "--json", "--quiet"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -6,16 +6,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
 from fl_lightning import experiment
 from fl_lightning.__main__ import main
-from fl_lightning.config import configure
+from fl_lightning.engines.parallel import ray_session
 from fl_lightning.errors import UserError
 from fl_lightning.runs import files
-from tests.faults.workers import SETTINGS
-from tests.servers import free_port, wait_for
+from fl_lightning.runs.config.run_config import configure
+from tests.support.servers import free_port, wait_for
+from tests.support.workers import SETTINGS
+
+pytestmark = pytest.mark.system
+
 
 MEGABYTE = 1_000_000
 
@@ -66,17 +71,27 @@ def test_a_full_disk_while_tables_are_written(disk, monkeypatch, moment):
     assert (result.status, len(result.history)) == ("finished", 2)
 
 
+def test_a_full_folder_for_temporary_files_is_named(disk, monkeypatch):
+    """Before Ray starts, which would wait for a minute, and blame the cluster or the folder of runs."""
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    fill(disk)
+    expected = rf"expected 20 MB for temporary files in {disk}, got 0\.0 MB; make room there, or set TMPDIR"
+    with pytest.raises(UserError, match=expected), ray_session.session():
+        pass
+    assert not list(disk.glob(f"{ray_session.PREFIX}*"))
+
+
 def test_a_folder_that_can_only_be_read_is_shown(disk, tmp_path, capsys):
     flags = [f"--{key}={value}" for key, value in SETTINGS.items()]
-    command = [sys.executable, "-m", "fl_lightning", "run", *flags, "--out", str(disk), "--quiet"]
+    command = [sys.executable, "-m", "fl_lightning", "run", *flags, "--runs", str(disk), "--quiet"]
     subprocess.run(command, check=True)  # a process of its own, so that nobody holds the database open
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    assert main(["run", *flags, "--out", str(disk), "--json"]) == 0
+    assert main(["run", *flags, "--runs", str(disk), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["round"] == 2
     assert main(["report", "--runs", str(disk), "--out", str(tmp_path / "report"), "--quiet"]) == 0
     assert (tmp_path / "report" / "index.html").exists()
     port = free_port()
-    show = [sys.executable, "-m", "fl_lightning", "ui", "--out", str(disk), "--port", str(port)]
+    show = [sys.executable, "-m", "fl_lightning", "ui", "--runs", str(disk), "--port", str(port)]
     with subprocess.Popen(show, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as ui:
         try:
             assert wait_for(f"http://127.0.0.1:{port}/health") == "OK"

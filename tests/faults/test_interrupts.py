@@ -9,7 +9,9 @@ import time
 import pytest
 
 from fl_lightning.system import interrupts
-from tests.tune.clusters import tracked, wait_for_rounds
+from tests.support.clusters import tracked, wait_for_rounds
+
+pytestmark = pytest.mark.system
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_a_signal_that_ray_has_taken_and_python_has_dropped_is_heard(installed, 
 @pytest.mark.parametrize("number", interrupts.SIGNALS)
 def test_a_stopped_run_says_so_and_is_recorded_as_killed(out, engine, number):
     settings = ["--data.clients", "5", "--model.hidden", "[8]", "--federation.rounds", "2000", "--engine", engine]
-    command = [sys.executable, "-m", "fl_lightning", "run", *settings, "--out", str(out), "--quiet"]
+    command = [sys.executable, "-m", "fl_lightning", "run", *settings, "--runs", str(out), "--quiet"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         wait_for_rounds(out, 3)
         time.sleep(0.05)

@@ -10,12 +10,16 @@ from mlflow import MlflowClient
 
 from fl_lightning import discovery
 from fl_lightning.__main__ import main
-from fl_lightning.config import configure
-from fl_lightning.experiment import build
 from fl_lightning.loop import federate
-from fl_lightning.probes.accuracy import measure
-from fl_lightning.runs.track import EXPERIMENT, store_uri
-from tests.faults import workers
+from fl_lightning.metrics.round_metrics import measure
+from fl_lightning.runs.config.run_config import configure
+from fl_lightning.runs.problem import problem_of
+from fl_lightning.runs.tracking.store import store_uri
+from fl_lightning.runs.tracking.sync import EXPERIMENT
+from tests.support import workers
+
+pytestmark = pytest.mark.system
+
 
 ROUNDS = 7
 SETTINGS = {
@@ -37,23 +41,21 @@ STATEFUL = {
     "fednova": {"method.server_momentum": 0.9},
     "fedpa": {"method.server_momentum": 0.9},
     "fedcurv": {"method.memory": "all"},
-    "fola": {"method.cavity": True},
+    "fola_extended": {"method.cavity": True},
     "data_sharing": {"method.warmup_epochs": 1},
 }
 
 
 def undisturbed(settings):
     config = configure(settings)
-    dataset, clients, holdout, task = build(config)
-    records = federate(
-        config.method, task, dataset, clients, config.training, config.federation, config.engine, config.seed, holdout
-    )
-    return [measure(config.method, task, dataset, record).metrics for record in records]
+    problem = problem_of(config)
+    records = federate(config.method, problem, config.training, config.federation, config.engine)
+    return [measure(config.method, problem.task, problem.dataset, record).metrics for record in records]
 
 
 def command(settings, out):
     flags = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
-    return ["run", *flags, "--out", str(out), "--json", "--quiet"]
+    return ["run", *flags, "--runs", str(out), "--json", "--quiet"]
 
 
 def rounds_in_store(out):
@@ -80,12 +82,30 @@ def kill_after_rounds(process, folder, number):
     process.join()
 
 
-# A named setting has the state of what it is made of.
+# A preset has the state of what it is made of.
 METHODS = [name for name, cls in discovery.discover("methods").items() if discovery.inherited(cls) is None]
+ALWAYS = ("fola", "fola_extended")
 
 
-@pytest.mark.parametrize("name", METHODS)
+def pytest_generate_tests(metafunc):
+    """FOLA, the clients' rows of its cavity, and two methods that are drawn; what a state keeps is in the contract."""
+    if "name" in metafunc.fixturenames:
+        others = [name for name in METHODS if name not in ALWAYS]
+        drawn = random.Random(metafunc.config.option.choice_seed).sample(others, 2)
+        is_exhaustive = metafunc.definition.get_closest_marker("exhaustive") is not None
+        metafunc.parametrize("name", METHODS if is_exhaustive else [*ALWAYS, *drawn])
+
+
 def test_killed_runs_end_at_the_same_numbers(name, out, capsys):
+    check_killed_runs(name, out, capsys)
+
+
+@pytest.mark.exhaustive("kill -9 at random moments: every method goes on to the same numbers")
+def test_killed_runs_of_every_method_end_at_the_same_numbers(name, out, capsys):
+    check_killed_runs(name, out, capsys)
+
+
+def check_killed_runs(name, out, capsys):
     moments = (0, 1, 3, 0, 2) if name == "fola" else (0, 2)
     rounds = ROUNDS + sum(moments[2:])
     settings = {"method": name, **SETTINGS, **STATEFUL.get(name, {}), "federation.rounds": rounds}

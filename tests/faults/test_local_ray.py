@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fl_lightning.cluster.session import session
+from fl_lightning.engines.parallel.ray_session import session
 from fl_lightning.system.processes import descendants
-from tests.tune.clusters import ENVIRONMENT, Driver, cluster, wait_for_rounds
+from tests.support.clusters import ENVIRONMENT, Driver, cluster, wait_for_rounds
+
+pytestmark = pytest.mark.system
+
 
 STUDY = {
     "base": {
@@ -122,7 +125,7 @@ def test_every_server_of_a_local_sweep_listens_on_loopback_and_has_a_token(out, 
 OWN_RAY_AFTERWARDS = """
 import subprocess, sys
 import ray
-from fl_lightning.cluster.connection import Resources, connected
+from fl_lightning.engines.parallel.ray_cluster import Resources, connected
 
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 with connected(None, Resources()):
@@ -144,7 +147,7 @@ def test_a_program_keeps_its_children_and_may_start_its_own_ray_after_ours(monke
 @pytest.fixture
 def token(monkeypatch):
     """Every Ray that this process starts asks for a token, which is forgotten afterwards."""
-    from fl_lightning.cluster.private import read_again
+    from fl_lightning.engines.parallel.ray_loopback import read_again
 
     with monkeypatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
@@ -209,7 +212,7 @@ def test_nothing_is_left_of_a_session_whose_last_process_writes_on():
 def test_a_terminal_sees_no_stray_letters(out, study):
     number, terminal = pty.fork()
     if number == 0:
-        command = [sys.executable, "-m", "fl_lightning", "sweep", study, "--out", str(out)]
+        command = [sys.executable, "-m", "fl_lightning", "sweep", study, "--runs", str(out)]
         os.execve(sys.executable, command, {**os.environ, **ENVIRONMENT})
     seen = b""
     while select.select([terminal], [], [], 300)[0]:

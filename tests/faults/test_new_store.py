@@ -1,5 +1,6 @@
 """The birth of an MLflow database: kills, crowds, and what earlier versions of the program have left half made."""
 
+import os
 import random
 import shutil
 import sqlite3
@@ -12,13 +13,17 @@ import pytest
 from mlflow import MlflowClient
 
 from fl_lightning import experiment
-from fl_lightning.config import configure
 from fl_lightning.errors import UserError
+from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.folder import finished, folder_of
-from fl_lightning.runs.store import database_of, ensure, store_uri, why_broken
-from fl_lightning.runs.track import EXPERIMENT, Tracker
-from tests.faults import workers
-from tests.processes import fl_lightning
+from fl_lightning.runs.tracking.live_copy import LiveCopy
+from fl_lightning.runs.tracking.store import database_of, ensure, store_uri, why_broken
+from fl_lightning.runs.tracking.sync import EXPERIMENT, Account
+from tests.support import workers
+from tests.support.processes import fl_lightning
+
+pytestmark = pytest.mark.system
+
 
 KILLS = 20
 
@@ -68,7 +73,7 @@ def test_eight_runs_at_once_share_a_new_store(tmp_path):
 def test_the_same_command_finishes_after_a_kill_in_the_creation(tmp_path):
     out = tmp_path / "runs"
     flags = [f"--{key}={value}" for key, value in workers.SETTINGS.items()]
-    command = ["run", *flags, "--out", str(out), "--quiet"]
+    command = ["run", *flags, "--runs", str(out), "--quiet"]
     process = workers.started(workers.command, *command)
     while not list(out.glob("mlflow.db*")) or not any(path.stat().st_size for path in out.glob("mlflow.db.new")):
         assert process.is_alive()
@@ -127,6 +132,39 @@ def test_a_broken_store_is_set_aside_with_a_word(out, empty_store, damage, capsy
     assert words.count("\n") == 1
 
 
+def test_a_database_gets_its_name_when_nothing_else_is_left(out, empty_store, monkeypatch):
+    """What a kill after that left behind would stay for ever: the next process finds a whole database."""
+    (out / "mlflow.db").unlink()
+    replace, seen = os.replace, []
+
+    def named(source, target):
+        seen.extend(path.name for path in out.glob("mlflow.db.*"))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", named)
+    ensure(out / "mlflow.db", lambda uri: shutil.copy(empty_store, database_of(uri)))
+    assert sorted(seen) == ["mlflow.db.lock", "mlflow.db.part"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mlflow.db", "mlflow.db is a link to itself; remove it"),
+        ("mlflow.db-shm", "mlflow.db-shm, got a folder; move it away"),
+        ("mlflow.db-wal", "mlflow.db-wal, got a folder; move it away"),
+    ],
+)
+def test_what_cannot_be_a_store_is_one_clear_line(tmp_path, empty_store, name, message):
+    if name == "mlflow.db":
+        (tmp_path / name).symlink_to(name)
+    else:
+        shutil.copy(empty_store, tmp_path / "mlflow.db")
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError) as told:
+        workers.open_store(str(tmp_path))
+    assert str(told.value).endswith(message)
+
+
 def test_a_store_that_is_in_use_is_not_broken(out):
     with closing(sqlite3.connect(out / "mlflow.db")) as database:
         database.execute("BEGIN EXCLUSIVE")
@@ -140,13 +178,13 @@ def test_the_store_lies_in_its_folder_whatever_that_is_called(tmp_path, empty_st
     out.mkdir()
     shutil.copy(empty_store, out / "mlflow.db")
     assert database_of(store_uri(out)) == out / "mlflow.db"
-    tracker = Tracker(out, "a", "n", {"method": "fola"}, {"method": "fola"})
     (tmp_path / "file.txt").write_text("x")
-    tracker.artifacts([tmp_path / "file.txt"])
+    files = [tmp_path / "file.txt"]
+    copy = LiveCopy(out, Account("a", "n", {"method": "fola"}, {"method": "fola"}, files=files))
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [name]
     assert list((out / "artifacts").rglob("file.txt"))
     with closing(sqlite3.connect(out / "mlflow.db")) as database:
-        assert database.execute("SELECT run_uuid FROM runs").fetchall() == [(tracker.run_id,)]
+        assert database.execute("SELECT run_uuid FROM runs").fetchall() == [(copy.run_id,)]
 
 
 def test_other_stores_are_no_database_files():

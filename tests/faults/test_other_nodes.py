@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 import fl_lightning
-from tests.tune.clusters import Driver, cluster
+from tests.support.clusters import Driver, cluster
+
+pytestmark = pytest.mark.system
+
 
 FLAGS = ["--data", "digits", "--model", "softmax", "--federation.rounds", "2", "--engine", "functional"]
 PLUGIN = '''

@@ -10,6 +10,9 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.system
+
+
 # Without Lightning, which takes as long to import as all the rest.
 RUN = ["run", "--data.clients", "3", "--model.hidden", "[4]", "--federation.rounds", "3", "--engine", "functional"]
 STOPPED = {"fl-lightning: stopped", "fl-lightning: stopped; finished rounds are saved, the same command goes on"}
@@ -25,8 +28,8 @@ def test_stopped_while_modules_are_imported(out, number):
     """At moments spread over the seconds of imports; before the program's own first line Python is in charge."""
     rng = random.Random(int(number))
     for _ in range(3):
-        with start(*RUN, "--out", str(out)) as process:
-            wait_for_import(process, rng.choice(["jsonargparse", "libtorch_cpu", "_multiarray_umath"]))
+        with start(*RUN, "--runs", str(out)) as process:
+            wait_for_import(process, rng.choice(["docstring_parser", "libtorch_cpu", "_multiarray_umath"]))
             time.sleep(rng.uniform(0, 0.5))
             process.send_signal(number)
             output, errors = process.communicate(timeout=300)
@@ -36,6 +39,70 @@ def test_stopped_while_modules_are_imported(out, number):
             assert lines <= STOPPED
             assert lines
         assert "Traceback" not in output + errors
+
+
+AFTERWARDS = """
+import atexit, os, signal
+
+
+def stop(kill=os.kill, process=os.getpid()):
+    kill(process, signal.SIGINT)
+
+
+class Kept:
+    __del__ = lambda self, kill=os.kill, process=os.getpid(): kill(process, 2)
+
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "code", "line"),
+    [("atexit.register(stop)", 130, "fl-lightning: stopped"), ("kept = Kept()", 0, "")],
+    ids=["libraries end", "the interpreter ends"],
+)
+def test_stopped_after_the_result(tmp_path, moment, code, line):
+    (tmp_path / "late.py").write_text(AFTERWARDS + moment)
+    done = subprocess.run(
+        [sys.executable, "-m", "fl_lightning", "list", "methods"],
+        env={**os.environ, "FL_LIGHTNING_PLUGINS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert "fedavg" in done.stdout
+    assert (done.returncode, done.stderr.strip()) == (code, line)
+
+
+NAMELESS = """
+import pwd, sys
+
+
+def unknown(number):
+    raise KeyError(number)
+
+
+pwd.getpwuid = unknown
+from fl_lightning.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("home", [{}, {"HOME": "/proc/nothing"}], ids=["none", "not writable"])
+def test_a_user_without_a_home(out, tmp_path, home):
+    """Neither HOME nor an entry among the users, as in containers on clusters; or a folder that cannot be written."""
+    unset = ("HOME", "USER", "LOGNAME", "MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
+    variables = {name: value for name, value in os.environ.items() if name not in unset}
+    if not home:  # root could write to `/`
+        variables |= {"XDG_CONFIG_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", NAMELESS, *RUN, "--runs", str(out)],
+        env={**variables, **home, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, "GA" in done.stdout) == (0, True), done.stderr
+    assert "atplotlib" not in done.stderr
+    assert not list(tmp_path.glob("fl_lightning-*"))
 
 
 def wait_for_import(process, name):
@@ -57,7 +124,7 @@ def descriptors_closed(*numbers):
 
 @pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
 def test_closed_streams(out, closed):
-    with start(*RUN, "--out", str(out), preexec_fn=descriptors_closed(*closed)) as process:
+    with start(*RUN, "--runs", str(out), preexec_fn=descriptors_closed(*closed)) as process:
         output, errors = process.communicate(timeout=300)
     assert process.returncode == 0
     assert ("GA" in output) == (1 not in closed)
@@ -72,7 +139,7 @@ def test_closed_streams(out, closed):
 def test_a_reader_of_progress_that_goes_away(out):
     reading, writing = os.pipe()
     os.close(reading)
-    with start(*RUN, "--out", str(out), stderr=writing) as process:
+    with start(*RUN, "--runs", str(out), stderr=writing) as process:
         os.close(writing)
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 0
@@ -93,7 +160,7 @@ def test_a_limit_of_memory(out, megabytes):
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (megabytes * 10**6, megabytes * 10**6))
 
-    with start(*RUN, "--out", str(out), "--quiet", preexec_fn=limit) as process:
+    with start(*RUN, "--runs", str(out), "--quiet", preexec_fn=limit) as process:
         _, errors = process.communicate(timeout=300)
     assert "Traceback" not in errors
     if process.returncode == 1:  # compiled code ends the process by itself, in one line of its own
@@ -114,8 +181,28 @@ def test_a_locale_without_letters(tmp_path, out, locale):
         encoding="utf-8",
     )
     variables = {**os.environ, **locale}
-    for arguments in ([*RUN, "--out", str(out)], ["sweep", str(study), "--dry-run", "--out", str(out)]):
+    for arguments in ([*RUN, "--runs", str(out)], ["sweep", str(study), "--dry-run", "--runs", str(out)]):
         with start(*arguments, env=variables, encoding="utf-8", errors="replace") as process:
             output, errors = process.communicate(timeout=300)
         assert (process.returncode, "Traceback" in errors) == (0, False), errors
         assert output
+
+
+def test_a_thread_that_a_plugin_has_left_keeps_no_finished_run(tmp_path, out):
+    (tmp_path / "waiting.py").write_text(
+        "import atexit, threading\n"
+        "from fl_lightning.methods.fedavg import FedAvg\n"
+        "class Waiting(FedAvg):\n"
+        "    '''Leaves a thread behind.'''\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "atexit.register(print, 'closed')\n"
+    )
+    variables = {**os.environ, "FL_LIGHTNING_PLUGINS": str(tmp_path)}
+    with start(*RUN, "--method", "waiting", "--json", "--quiet", "--runs", str(out), env=variables) as process:
+        try:
+            output, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (0, "")
+    assert output.splitlines()[0].startswith("{")
+    assert output.splitlines()[1:] == ["closed"]

@@ -8,11 +8,15 @@ import time
 import pytest
 
 from fl_lightning import experiment
-from fl_lightning.config import configure
 from fl_lightning.loop import initial
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.config.run_config import configure
+from fl_lightning.runs.problem import problem_of
 from fl_lightning.runs.resume import saved_rounds
-from tests.tune.clusters import Driver, alone, cluster, timeless, wait_for_rounds
+from tests.support.clusters import Driver, alone, cluster, timeless, wait_for_rounds
+
+pytestmark = pytest.mark.system
+
 
 SETTINGS = {
     "method": "scaffold",
@@ -55,7 +59,7 @@ def workers_of(driver):
 def known(out):
     """The rounds that are saved."""
     config = configure(SETTINGS)
-    problem = experiment.build(config)
+    problem = problem_of(config)
     start = initial(config.method, problem.task, len(problem.clients), problem.dataset)
     saved = saved_rounds(config, out, start, fresh=False)
     return list(saved.history) if saved else []

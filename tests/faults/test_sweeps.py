@@ -9,9 +9,12 @@ import yaml
 
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.identity import identity
-from tests.tune.clusters import Driver, alone, check_complete, cluster, tracked, wait_for_rounds
+from tests.support.clusters import Driver, alone, check_complete, cluster, tracked, wait_for_rounds
 from tune.grid import cells
 from tune.study_file import load
+
+pytestmark = pytest.mark.system
+
 
 STUDY = {
     "base": {

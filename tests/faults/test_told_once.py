@@ -4,18 +4,24 @@ import pytest
 from mlflow import MlflowClient
 
 from fl_lightning import experiment
-from fl_lightning.config import configure
-from fl_lightning.runs import checkpoint, files, recording
-from fl_lightning.runs.store import store_uri
-from fl_lightning.runs.track import EXPERIMENT, Tracker
-from tests.faults.workers import SETTINGS
+from fl_lightning.runs import checkpoint, files
+from fl_lightning.runs.config.run_config import configure
+from fl_lightning.runs.open_run import RunOptions
+from fl_lightning.runs.tracking import live_copy
+from fl_lightning.runs.tracking.live_copy import LiveCopy
+from fl_lightning.runs.tracking.store import store_uri
+from fl_lightning.runs.tracking.sync import EXPERIMENT
+from tests.support.workers import SETTINGS
+
+pytestmark = pytest.mark.system
+
 
 CONFIG = configure({**SETTINGS, "federation.rounds": 3})
 
 
 @pytest.fixture(autouse=True)
 def _send_at_once(monkeypatch):
-    monkeypatch.setattr(recording, "SEND_EVERY_SECONDS", -1)
+    monkeypatch.setattr(live_copy, "SYNC_EVERY_SECONDS", -1)
 
 
 def check(out, result):
@@ -37,10 +43,10 @@ def interrupt(*_, **__):
 def test_ctrl_c_between_measuring_and_checkpoint(out, monkeypatch):
     original = checkpoint.write
 
-    def interrupted(folder, key, snapshot, history):
+    def interrupted(folder, key, snapshot):
         if snapshot.round == 2:
             raise KeyboardInterrupt
-        original(folder, key, snapshot, history)
+        original(folder, key, snapshot)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write", interrupted)
@@ -49,21 +55,21 @@ def test_ctrl_c_between_measuring_and_checkpoint(out, monkeypatch):
     check(out, experiment.run(CONFIG, out))
 
 
-@pytest.mark.parametrize("place", [(files, "write"), (Tracker, "artifacts"), (Tracker, "flush")])
+@pytest.mark.parametrize("place", [(files, "write"), (LiveCopy, "close")])
 def test_an_end_between_the_last_round_and_the_result(out, monkeypatch, place):
-    slim = experiment.Outputs(pictures=False, checkpoint=False)
+    slim = RunOptions(pictures=False, checkpoint=False)
     with monkeypatch.context() as patch:
         patch.setattr(*place, interrupt)
         with pytest.raises(KeyboardInterrupt):
-            experiment.finish(experiment.rounds(CONFIG, out, outputs=slim))
-    check(out, experiment.finish(experiment.rounds(CONFIG, out, outputs=slim)))
+            experiment.complete(CONFIG, out, slim)
+    check(out, experiment.complete(CONFIG, out, slim))
 
 
 def test_a_run_stopped_after_its_last_round_goes_on_with_its_numbers(out):
-    slim = experiment.Outputs(pictures=False, checkpoint=False)
-    progress = experiment.rounds(CONFIG, out, outputs=slim)
+    slim = RunOptions(pictures=False, checkpoint=False)
+    progress = experiment.rounds(CONFIG, out, slim)
     known = [next(progress)[1] for _ in range(3)]
     progress.close()
-    result = experiment.finish(experiment.rounds(CONFIG, out, outputs=slim))
+    result = experiment.complete(CONFIG, out, slim)
     assert result.history == known
     check(out, result)

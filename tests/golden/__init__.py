@@ -16,29 +16,31 @@ import torch
 from torch import Tensor
 
 from fl_lightning import discovery
-from fl_lightning.computing import Compute, Model
-from fl_lightning.config import PARTS, configure, fields_of
 from fl_lightning.data import augment
 from fl_lightning.data import partition as partitions
+from fl_lightning.data.batches import ClientData, Plan
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.plan import ClientData, Plan
 from fl_lightning.data.shares import content_hash
 from fl_lightning.engines.functional import Functional
 from fl_lightning.errors import UserError
 from fl_lightning.federation import Federation
-from fl_lightning.loop import VERSION as LOOP_VERSION
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fola import Fola
+from fl_lightning.methods.fola import Fola as Fola
+from fl_lightning.methods.fola_extended import FolaExtended
+from fl_lightning.metrics.round_metrics import measure
+from fl_lightning.metrics.settings import Evaluation, Probe
 from fl_lightning.params import flatten
-from fl_lightning.probes.accuracy import measure
-from fl_lightning.probes.settings import Evaluation, Probe
+from fl_lightning.record import VERSION as LOOP_VERSION
+from fl_lightning.runs.config.compute import Compute, Model
+from fl_lightning.runs.config.run_config import configure
+from fl_lightning.runs.config.schema import PARTS, fields_of
 from fl_lightning.runs.identity import version_of
 from fl_lightning.testing.models import reads_tokens
 from fl_lightning.training import Training
-from tests.cases import network, ragged
-from tests.data.splits import KINDS, typical
-from tests.methods.variants import method_of, variants
-from tests.tasks import TASKS, case
+from tests.support.cases import network, ragged
+from tests.support.splits import KINDS, typical
+from tests.support.tasks import TASKS, case
+from tests.support.variants import method_of, variants
 
 FILE = Path(__file__).with_name("numbers.json")
 # Large enough for the sums of another processor, far too small for another formula.
@@ -47,13 +49,13 @@ TOLERANCE = 1e-9
 # Choices that go together only.
 TOGETHER = (
     "fola+curvature_form=e_full+eigen_order=rank_matched",
-    "fola+curvature_form=inputs+strength=0.1",
-    "fola+curvature_form=inputs+strength=0.1+first_layer=average+prior=exact",
-    "fola+curvature_form=kron+strength=1",
-    "fola+curvature_form=kron+strength=1+slopes=sampled+projection=nearest+prior=exact",
-    "fola+curvature_form=kron+strength=1+slopes=empirical+solver=factored",
-    "fola+curvature_form=last_layer+strength=1+rest=diagonal",
-    "fola+curvature_form=inputs+strength=0+cavity=true+trust=1",
+    "fola_extended+curvature_form=inputs+strength=0.1",
+    "fola_extended+curvature_form=inputs+strength=0.1+first_layer=average+prior=exact",
+    "fola_extended+curvature_form=kron+strength=1",
+    "fola_extended+curvature_form=kron+strength=1+slopes=sampled+projection=nearest+prior=exact",
+    "fola_extended+curvature_form=kron+strength=1+slopes=empirical+solver=factored",
+    "fola_extended+curvature_form=last_layer+strength=1+rest=diagonal",
+    "fola_extended+curvature_form=inputs+strength=0+cavity=true+trust=1",
 )
 
 Numbers = list[float | str]
@@ -102,8 +104,11 @@ def _entries() -> Iterator[tuple[str, Entry]]:
     for name in discovery.names("methods"):
         yield f"method {name}", Entry(version_of(discovery.find("methods", name)), partial(_method, name))
     for variant in (*variants(), *TOGETHER):
-        cls = discovery.find("methods", variant.partition("+")[0])
-        yield f"method {variant}", Entry(version_of(cls), partial(_method, variant))
+        name, *choices = variant.split("+")
+        cls = discovery.find("methods", name)
+        revised = [f"{choice} {cls.revised[choice]}" for choice in choices if choice in cls.revised]
+        version = version_of(cls) if not revised else ", ".join([str(version_of(cls)), *revised])
+        yield f"method {variant}", Entry(version, partial(_method, variant))
     for name, cls in discovery.discover("models").items():
         yield f"model {name}", Entry(version_of(cls), partial(_model, name))
     for name, cls in discovery.discover("engines").items():
@@ -149,7 +154,7 @@ def _engine(cls: type[Any]) -> Numbers:
 def _task(name: str) -> Numbers:
     """What a likelihood decides: the loss, curvature made of slopes and of the outputs, and the metrics."""
     problem = case(name)
-    records = problem.run(Fola(curvature_form="kron", strength=0.1))
+    records = problem.run(FolaExtended(curvature_form="kron", strength=0.1))
     task = problem.task()
     metrics = measure(FedAvg(), task, problem.dataset, records[-1]).metrics
     numbers = [value for key, value in sorted(metrics.items()) if not key.startswith("seconds")]

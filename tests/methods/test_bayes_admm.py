@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from fl_lightning.cavity import Report
-from fl_lightning.config import configure
 from fl_lightning.errors import UserError
 from fl_lightning.methods.bayes_admm import BayesADMM
+from fl_lightning.methods.parts.ep_cavity import Report
 from fl_lightning.params import flatten
-from tests import references
-from tests.cases import ENGINES, equal_bits, final, largest_difference, ragged
-from tests.conjugate import ORIGIN, SIZES, cohort_of, distance, exact_posterior, quadratics
+from fl_lightning.runs.config.run_config import configure
+from tests.support import references
+from tests.support.cases import ENGINES, equal_bits, final, largest_difference, ragged
+from tests.support.conjugate import ORIGIN, SIZES, cohort_of, distance, exact_posterior, quadratics
 
 
 def exact_round(method, state, members, clients, sizes=SIZES):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from fl_lightning import experiment, streams
-from fl_lightning.config import configure
+from fl_lightning import streams
 from fl_lightning.loop import federate
-from fl_lightning.probes.accuracy import measure
+from fl_lightning.metrics.round_metrics import measure
+from fl_lightning.runs.config.run_config import configure
+from fl_lightning.runs.problem import problem_of
 
 SETTINGS = {
     "method": "centralised",
@@ -24,11 +25,9 @@ SETTINGS = {
 
 def records(**changes):
     config = configure({**SETTINGS, **{key.replace("__", "."): value for key, value in changes.items()}})
-    dataset, clients, holdout, task = experiment.build(config)
-    rounds = federate(
-        config.method, task, dataset, clients, config.training, config.federation, config.engine, config.seed, holdout
-    )
-    return config, task, dataset, list(rounds)
+    problem = problem_of(config)
+    rounds = federate(config.method, problem, config.training, config.federation, config.engine)
+    return config, problem.task, problem.dataset, list(rounds)
 
 
 def models(**changes):
@@ -43,7 +42,7 @@ def test_the_split_does_not_matter(changes):
 
 def test_it_is_sgd_on_everything():
     config, task, dataset, rounds = records()
-    everything = torch.cat(list(experiment.build(config).clients)).sort().values
+    everything = torch.cat(list(problem_of(config).clients)).sort().values
     weight = {name: value.clone() for name, value in task.initial.params.items()}
     for record in rounds:
         for epoch in range(2):

@@ -10,11 +10,10 @@ from fl_lightning.data.partition import Split, held_out, partition
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import Diverged, UserError
-from fl_lightning.loop import federate
 from fl_lightning.methods.data_sharing import DataSharing
 from fl_lightning.methods.fedavg import FedAvg
-from tests import references
-from tests.cases import equal_bits, final, largest_difference, ragged
+from tests.support import references
+from tests.support.cases import equal_bits, final, largest_difference, ragged
 
 NOTHING = torch.empty(0, dtype=torch.long)
 SETTINGS = {
@@ -174,8 +173,7 @@ def test_the_warm_up_is_not_repeated_on_resume():
     case = ragged()
     method = DataSharing(warmup_epochs=3, warmup_lr=0.2)
     records = case.run(method)
-    arguments = (case.dataset, case.clients, case.training, case.federation, Functional(chunk=1), case.seed)
-    rest = list(federate(method, case.task(), *arguments, case.holdout, resume=records[0].after))
+    rest = case.go_on(method, resume=records[0].after)
     assert equal_bits(final(rest), final(records))
 
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from fl_lightning.cavity import Report
 from fl_lightning.methods.ep import EP
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.parts.ep_cavity import Report
 from fl_lightning.params import flatten
-from tests import references
-from tests.cases import equal_bits, final, largest_difference, ragged
-from tests.conjugate import ORIGIN, SIZES, cohort_of, distance, exact_posterior, quadratics
+from tests.support import references
+from tests.support.cases import equal_bits, final, largest_difference, ragged
+from tests.support.conjugate import ORIGIN, SIZES, cohort_of, distance, exact_posterior, quadratics
 
 
 def exact_round(method, state, members, clients, sizes=SIZES, reverse=False):

@@ -1,22 +1,14 @@
-"""Expectation propagation: its named settings, what it logs and advises, and what it refuses."""
+"""Expectation propagation: its presets, what it logs and advises, and what it refuses."""
 
 import pytest
 import torch
 
-from fl_lightning import kept
-from fl_lightning.client_memory import ClientMemory
-from fl_lightning.config import configure
 from fl_lightning.errors import UserError
-from fl_lightning.methods.bayes_admm import BayesADMM
 from fl_lightning.methods.ep import EP
-from fl_lightning.methods.fedep import FedEP
-from fl_lightning.methods.fedlap_cov import FedLapCov
-from fl_lightning.methods.fedsep import FedSEP
-from fl_lightning.methods.pvi import PVI
-from fl_lightning.methods.virtual import Virtual
+from fl_lightning.methods.presets import PVI, FedEP, FedLapCov, FedSEP, Virtual
 from fl_lightning.params import flatten
-from fl_lightning.system import memory
-from tests.cases import equal_bits, final, ragged
+from fl_lightning.runs.config.run_config import configure
+from tests.support.cases import equal_bits, final, ragged
 
 
 def test_diagnostics():
@@ -36,24 +28,9 @@ def test_diagnostics():
 
 
 def test_advice_where_a_step_overshoots():
-    stiff = {"prior_stability": 3.0}
-    assert "--method.prior_step implicit" in EP(prior_step="explicit").advice(stiff)
-    for quiet in (EP().advice(stiff), EP(prior_step="explicit", inference="vi").advice(stiff)):
-        assert quiet == ""
-    assert EP(prior_step="explicit").advice({"prior_stability": 0.3}) == ""
-
-
-@pytest.mark.parametrize("method", [EP(), BayesADMM()], ids=["ep", "bayes_admm"])
-def test_factors_that_do_not_fit_into_memory_are_in_files(method, monkeypatch):
-    """Nothing is refused that can be computed: without any memory to spare the numbers are the same to the bit."""
-    expected = ragged().run(method, rounds=3)[-1].after.state
-    monkeypatch.setattr(memory, "available", lambda device: 0)
-    monkeypatch.setattr(kept, "SHARE", 0.0)  # whatever other tests still hold
-    found = ragged().run(method, rounds=3)[-1].after.state
-    assert equal_bits(found.params, expected.params)
-    assert equal_bits(found.precision, expected.precision)
-    (rows,) = (part for part in found if isinstance(part, ClientMemory))
-    assert any(row.piece is not None for row in rows.kept().values())
+    assert "--method.prior_step implicit" in EP(prior_step="explicit").traits.overshoot_advice
+    for quiet in (EP(), EP(prior_step="explicit", inference="vi")):
+        assert quiet.traits.overshoot_advice == ""
 
 
 @pytest.mark.parametrize(

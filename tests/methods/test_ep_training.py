@@ -6,8 +6,8 @@ import torch
 from fl_lightning.engines.functional import Functional
 from fl_lightning.methods.ep import EP
 from fl_lightning.params import flatten
-from tests import references
-from tests.cases import ENGINES, final, largest_difference, ragged
+from tests.support import references
+from tests.support.cases import ENGINES, final, largest_difference, ragged
 
 
 def sample_squares(case, params, indices):

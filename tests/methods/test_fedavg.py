@@ -1,8 +1,8 @@
 import torch
 
 from fl_lightning.methods.fedavg import FedAvg
-from tests import references
-from tests.cases import equal_bits, final, largest_difference, ragged
+from tests.support import references
+from tests.support.cases import equal_bits, final, largest_difference, ragged
 
 
 def brute_force(case, rounds):

@@ -11,14 +11,14 @@ from torch.func import functional_call
 from torch.optim.swa_utils import AveragedModel
 
 from fl_lightning import streams
-from fl_lightning.config import configure
 from fl_lightning.errors import UserError
 from fl_lightning.federation import Federation
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbe import FedBE
 from fl_lightning.params import flatten
-from tests import references
-from tests.cases import equal_bits, final, largest_difference, network, ragged
+from fl_lightning.runs.config.run_config import configure
+from tests.support import references
+from tests.support.cases import equal_bits, final, largest_difference, network, ragged
 
 # A student that moves visibly, in batches that do not divide the 12 held-out samples: 18 steps, SWA at 8, 12 and 16.
 LIVELY = FedBE(samples=3, server_epochs=6, server_lr=0.2, server_batch_size=5, swa_start=5, swa_frequency=4)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.data.plan import ClientData
+from fl_lightning.data.batches import ClientData
 from fl_lightning.errors import Diverged
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbe import FedBE, swa_steps
-from tests.cases import equal_bits, final, largest_difference, network, ragged
 from tests.methods.test_fedbe import ensemble_labels
+from tests.support.cases import equal_bits, final, largest_difference, network, ragged
 
 # A student that moves visibly, in batches that do not divide the 12 held-out samples: 18 steps, SWA at 8, 12 and 16.
 LIVELY = FedBE(samples=3, server_epochs=6, server_lr=0.2, server_batch_size=5, swa_start=5, swa_frequency=4)

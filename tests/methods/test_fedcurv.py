@@ -8,15 +8,15 @@ import torch
 from torch import nn
 from torch.func import grad
 
-from fl_lightning.data.plan import ClientData
+from fl_lightning.data.batches import ClientData
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedcurv import FedCurv, Pull
 from fl_lightning.params import flatten
-from tests.cases import equal_bits, final, largest_difference, ragged
-from tests.references import batches, gradient, initial, weights
+from tests.support.cases import equal_bits, final, largest_difference, ragged
+from tests.support.references import batches, gradient, initial, weights
 
 ENGINES = {"loop": Functional(chunk=1), "lightning": Lightning()}
 

@@ -8,9 +8,9 @@ from fl_lightning.method import Context
 from fl_lightning.methods.feddyn import FedDyn
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.params import flatten
-from tests import references
-from tests.cases import ENGINES, SITUATIONS, equal_bits, final, largest_difference, ragged
-from tests.conjugate import quadratic_clients, run_exactly, solved
+from tests.support import references
+from tests.support.cases import ENGINES, SITUATIONS, equal_bits, final, largest_difference, ragged
+from tests.support.conjugate import quadratic_clients, run_exactly, solved
 
 
 def run_by_hand(case, cohorts, alpha):
@@ -197,7 +197,7 @@ def test_diagnostics():
     start = flatten(record.before.state.params)
     steps = [float((flatten(report.params) - start).norm()) for report in record.reports]
     assert told["client_shift_norm"] == pytest.approx(steps, rel=1e-12)
-    assert "method.strength" in method.advice({"prior_stability": 1.5})
+    assert "method.strength" in method.traits.overshoot_advice
 
 
 def test_a_single_client_reaches_its_minimum():

@@ -9,8 +9,8 @@ from fl_lightning.errors import UserError
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedexp import FedExP, Report
 from fl_lightning.params import flatten
-from tests import references
-from tests.cases import equal_bits, final, largest_difference, ragged
+from tests.support import references
+from tests.support.cases import equal_bits, final, largest_difference, ragged
 
 ENGINES = {"loop": Functional(chunk=1), "vmap": Functional(chunk=8), "lightning": Lightning()}
 SETTINGS = {

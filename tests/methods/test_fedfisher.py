@@ -5,17 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fl_lightning.gaussian import kron_sum
+from fl_lightning.gaussian import kronecker_solve
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedfisher import FedFisher
-from fl_lightning.methods.regmean import RegMean
-from tests.cases import ENGINES, equal_bits, final, largest_difference, ragged
-from tests.layer_references import LAYERS, factors_of, joint
+from fl_lightning.methods.presets import FedFisher, RegMean
+from tests.support.cases import ENGINES, equal_bits, final, largest_difference, ragged
+from tests.support.layer_references import LAYERS, factors_of, joint
 
 
 @pytest.fixture(autouse=True)
 def converged(monkeypatch):
-    monkeypatch.setattr(kron_sum, "TOLERANCE", 1e-13)
+    monkeypatch.setattr(kronecker_solve, "TOLERANCE", 1e-13)
 
 
 def objective(merged, models, factors, weights, damping, damping_slopes):

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from fl_lightning.config import configure
 from fl_lightning.errors import UserError
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.methods import fola
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedivon import FedIvon, Report
 from fl_lightning.params import flatten
-from tests import references
-from tests.cases import ENGINES, equal_bits, final, largest_difference, ragged
+from fl_lightning.runs.config.run_config import configure
+from tests.support import references
+from tests.support.cases import ENGINES, equal_bits, final, largest_difference, ragged
 
 SETTINGS = {"prior": 0.05, "temperature": 0.5, "curvature_start": 0.2, "curvature_decay": 0.9}
 

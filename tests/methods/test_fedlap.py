@@ -7,9 +7,9 @@ from fl_lightning.errors import UserError
 from fl_lightning.method import Context
 from fl_lightning.methods.fedlap import FedLap, Own
 from fl_lightning.params import flatten
-from tests import references
-from tests.cases import ENGINES, SITUATIONS, equal_bits, largest_difference, ragged
-from tests.conjugate import quadratic_clients, run_exactly
+from tests.support import references
+from tests.support.cases import ENGINES, SITUATIONS, equal_bits, largest_difference, ragged
+from tests.support.conjugate import quadratic_clients, run_exactly
 
 
 def run_by_hand(case, cohorts, delta, rho=None):

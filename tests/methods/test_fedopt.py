@@ -1,4 +1,4 @@
-"""FedOpt against plain loops, numbers worked out by hand, and its degenerate cases; and its named settings."""
+"""FedOpt against plain loops, numbers worked out by hand, and its degenerate cases; and its presets."""
 
 import math
 from functools import cache
@@ -6,20 +6,17 @@ from functools import cache
 import pytest
 import torch
 
-from fl_lightning.config import configure
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.methods.fedadagrad import FedAdagrad
-from fl_lightning.methods.fedadam import FedAdam
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedavgm import FedAvgM
 from fl_lightning.methods.fednova import FedNova
 from fl_lightning.methods.fedopt import FedOpt, Report, State
-from fl_lightning.methods.fedyogi import FedYogi
+from fl_lightning.methods.presets import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fl_lightning.params import flatten
-from tests import references
-from tests.cases import equal_bits, final, largest_difference, ragged
+from fl_lightning.runs.config.run_config import configure
+from tests.support import references
+from tests.support.cases import equal_bits, final, largest_difference, ragged
 
 ENGINES = {"loop": Functional(chunk=1), "vmap": Functional(chunk=8), "lightning": Lightning()}
 OPTIMISERS = ("sgd", "adagrad", "adam", "yogi")

@@ -9,10 +9,10 @@ from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedpa import FedPA, Report, Trace, posterior_delta
+from fl_lightning.methods.fedpa import FedPA, PathSums, Report, posterior_delta
 from fl_lightning.params import flatten
-from tests.cases import equal_bits, final, largest_difference, ragged
-from tests.references import batches, gradient, initial, weights
+from tests.support.cases import equal_bits, final, largest_difference, ragged
+from tests.support.references import batches, gradient, initial, weights
 
 ENGINES = {"loop": Functional(chunk=1), "vmap": Functional(chunk=3), "lightning": Lightning()}
 
@@ -199,13 +199,15 @@ def test_products_are_taken_in_double_precision():
     method = FedPA(burn_in=0, shrinkage=1.0)
     record = case.run(method, rounds=1, epochs=5, lr=1e-4)[0]
     context = method.broadcast(record.before.state, record.cohort)
-    trace = method.trace(context)
-    assert all(value.dtype == torch.float64 for total in trace.sums for value in total.values())
+    statistics = method.path_statistics(context)
+    assert all(value.dtype == torch.float64 for total in statistics.sums for value in total.values())
     stream = torch.Generator().manual_seed(0)
     x = context.start
     noise = [{k: 1e-3 * torch.randn(v.shape, generator=stream) for k, v in x.items()} for _ in range(5)]
     sums = tuple({k: 3 * (x[k].double() + n[k]) for k in x} for n in noise)
-    local = record.clients[0].local._replace(trace=Trace(sums, trace.seen), num_steps=15, num_epochs=5)
+    local = record.clients[0].local._replace(
+        path_statistics=PathSums(sums, statistics.seen), num_steps=15, num_epochs=5
+    )
     samples = torch.stack([flatten(s) / 3 for s in sums])
     expected = flatten(x).double() - dense_delta(flatten(x).double(), samples, 1.0)
     assert torch.equal(flatten(method.report(local, context).params), expected.float())
@@ -218,7 +220,7 @@ def test_a_client_whose_correction_is_not_finite_has_no_weight(momentum):
     record = case.run(method, rounds=1)[0]
     local, context = record.clients[1].local, method.broadcast(record.before.state, record.cohort)
     overflow = {k: torch.full_like(v, torch.inf) for k, v in local.params.items()}
-    broken = method.report(local._replace(trace=Trace((overflow,), torch.tensor(0))), context)
+    broken = method.report(local._replace(path_statistics=PathSums((overflow,), torch.tensor(0))), context)
     assert isinstance(broken, Report)
     assert not flatten(broken.params).isfinite().any()
     reports = [record.reports[0], broken, *record.reports[2:]]
@@ -247,9 +249,9 @@ def test_diagnostics():
     method = FedPA(shrinkage=0.2, window=2, discard=1, start_round=2)
     first, second, _ = case.run(method, epochs=3)
     numbers = method.diagnose(first.before.state, first.cohort, first.reports, first.after.state)
-    assert numbers["samples"] == [0, 0, 0, 0]
+    assert numbers["posterior_samples"] == [0, 0, 0, 0]
     numbers = method.diagnose(second.before.state, second.cohort, second.reports, second.after.state)
-    assert numbers["samples"] == [2, 1, 3, 1]  # 6, 2, 10 and 2 steps after the burn-in
+    assert numbers["posterior_samples"] == [2, 1, 3, 1]  # 6, 2, 10 and 2 steps after the burn-in
     assert numbers["clients_ignored"] == 0
     x = flatten(second.before.state.params)
     assert numbers["update_norm"] == pytest.approx([float((x - flatten(r.params)).norm()) for r in second.reports])
@@ -261,8 +263,8 @@ def test_traffic_and_no_memory_before_the_start():
     for record in case.run(method, epochs=4, fraction=0.5):
         assert record.bytes_down == record.bytes_up == 4 * size * 2
         assert record.gradient_evaluations == 4 * sum(len(case.clients[n]) for n in record.cohort.members)
-        trace = method.trace(method.broadcast(record.before.state, record.cohort))
-        assert len(trace.sums) == (0 if record.round == 1 else 3)
+        statistics = method.path_statistics(method.broadcast(record.before.state, record.cohort))
+        assert len(statistics.sums) == (0 if record.round == 1 else 3)
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,15 @@ from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.federation import Federation
-from fl_lightning.loop import federate
+from fl_lightning.loop import Problem, federate
 from fl_lightning.method import Context
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.models.task import Task
 from fl_lightning.params import flatten
-from fl_lightning.task import Task
 from fl_lightning.training import Training
-from tests import references
-from tests.cases import equal_bits, final, largest_difference, ragged
+from tests.support import references
+from tests.support.cases import equal_bits, final, largest_difference, ragged
 
 ENGINES = {"loop": Functional(chunk=1), "vmap": Functional(chunk=8), "lightning": Lightning()}
 SETTINGS = {
@@ -144,7 +144,9 @@ def test_many_steps_reach_the_minimum_of_a_quadratic(mu):
     label = torch.arange(30)
     dataset = Dataset(x, label, x[:1], label[:1], num_classes=30)
     training, federation = Training(lr=0.1, epochs=3000, batch_size=None), Federation(rounds=1)
-    record = next(federate(FedProx(mu=mu), task, dataset, [torch.arange(30)], training, federation, Functional(1)))
+    record = next(
+        federate(FedProx(mu=mu), Problem(task, dataset, [torch.arange(30)]), training, federation, Functional(1))
+    )
     curvature = x.T @ x / 30
     expected = torch.linalg.solve(curvature + mu * torch.eye(4), x.T @ t / 30 + mu * start[0])
     assert torch.allclose(record.after.state.params["weight"][0], expected, rtol=1e-10)

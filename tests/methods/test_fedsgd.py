@@ -7,8 +7,8 @@ from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedsgd import FedSGD
-from tests import references
-from tests.cases import equal_bits, final, largest_difference, ragged
+from tests.support import references
+from tests.support.cases import equal_bits, final, largest_difference, ragged
 
 ENGINES = {"loop": Functional(chunk=1), "vmap": Functional(chunk=8), "lightning": Lightning()}
 SETTINGS = {

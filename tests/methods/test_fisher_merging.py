@@ -3,10 +3,10 @@
 import pytest
 
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fisher_merging import FisherMerging
 from fl_lightning.methods.fola import State
-from tests import references
-from tests.cases import equal_bits, final, largest_difference, ragged
+from fl_lightning.methods.presets import FisherMerging
+from tests.support import references
+from tests.support.cases import equal_bits, final, largest_difference, ragged
 
 
 @pytest.mark.parametrize("damping", [1e-3, 1.0])

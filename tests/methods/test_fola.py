@@ -10,11 +10,14 @@ from fl_lightning.errors import UserError
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola, Report, State
+from fl_lightning.methods.fola_extended import FolaExtended
+from fl_lightning.methods.fola_extended import State as ExtendedState
 from fl_lightning.params import flatten, unflatten
-from tests import references
-from tests.cases import ENGINES, equal_bits, final, largest_difference, ragged
+from tests.support import references
+from tests.support.cases import ENGINES, equal_bits, final, largest_difference, ragged
+from tests.support.variants import in_full
 
-PUBLISHED = Fola(
+PUBLISHED = FolaExtended(
     detached_prior=True,
     normalisation="sum_epochs",
     round_scaling="code",
@@ -34,6 +37,7 @@ def per_sample_squares(case, theta, batch):
 
 def brute_force(case, method, rounds=3):
     """The equations of methods/fola.py with plain loops; returns mean and precision after every round."""
+    method = in_full(method)
     mu = references.initial(case)
     server = {name: torch.zeros_like(value) for name, value in mu.items()}
     members = references.members(case)
@@ -107,13 +111,13 @@ VARIANTS = [
     Fola(strength=5, curvature="offline"),
     Fola(strength=5, curvature="offline", fisher="per_sample"),
     Fola(strength=2, fisher="per_sample"),
-    Fola(strength=20, damping=1e-3, damping_mode="absolute"),
-    Fola(strength=20, damping_place="denominator"),
-    Fola(strength=20, damping=0.1, damping_in_prior=True),
-    Fola(strength=20, normalisation="sum_epochs"),
-    Fola(strength=2, normalisation="sum_steps"),
-    Fola(strength=20, round_scaling="code"),
-    Fola(strength=20, detached_prior=True),
+    FolaExtended(strength=20, damping=1e-3, damping_mode="absolute"),
+    FolaExtended(strength=20, damping_place="denominator"),
+    FolaExtended(strength=20, damping=0.1, damping_in_prior=True),
+    FolaExtended(strength=20, normalisation="sum_epochs"),
+    FolaExtended(strength=2, normalisation="sum_steps"),
+    FolaExtended(strength=20, round_scaling="code"),
+    FolaExtended(strength=20, detached_prior=True),
     PUBLISHED,
 ]
 
@@ -139,7 +143,8 @@ def aggregate(method, means, precisions, weights):
     cohort = case.run(FedAvg(), rounds=1)[0].cohort._replace(weights=tuple(weights))
     reports = [Report(Diagonal({"w": m}, {"w": p})) for m, p in zip(means, precisions, strict=True)]
     start = {"w": torch.zeros_like(means[0])}
-    return method.aggregate(State(Diagonal(start, start)), cohort, reports).params["w"]
+    before = (State if isinstance(method, Fola) else ExtendedState)(Diagonal(start, start))
+    return method.aggregate(before, cohort, reports).params["w"]
 
 
 def random_posteriors(seed=0, clients=4, size=9):
@@ -168,13 +173,13 @@ def test_d_the_server_lies_between_the_clients():
         means, precisions, weights = random_posteriors(seed)
         server = aggregate(Fola(), means, precisions, weights)
         assert bool(((server >= means.min(0).values - 1e-14) & (server <= means.max(0).values + 1e-14)).all())
-    shrunk = aggregate(Fola(damping=0.5, damping_place="denominator"), means.abs() + 1, precisions, weights)
+    shrunk = aggregate(FolaExtended(damping=0.5, damping_place="denominator"), means.abs() + 1, precisions, weights)
     assert bool((shrunk < means.abs().min(0).values + 1).any())  # the published code's damping leaves the interval
 
 
 def test_e_huge_absolute_damping_is_fedavg():
     means, precisions, weights = random_posteriors()
-    damped = aggregate(Fola(damping=1e12, damping_mode="absolute"), means, precisions, weights)
+    damped = aggregate(FolaExtended(damping=1e12, damping_mode="absolute"), means, precisions, weights)
     assert torch.allclose(damped, torch.tensor(weights, dtype=torch.float64) @ means, atol=1e-6)
 
 
@@ -227,20 +232,20 @@ def test_i_the_prior_has_a_gradient(engine):
     case = ragged()
     free, pulled = final(case.run(Fola(strength=0), engine)), final(case.run(Fola(strength=20), engine))
     assert largest_difference(free, pulled) > 1e-4
-    emulated = final(case.run(Fola(strength=20, detached_prior=True), engine))
+    emulated = final(case.run(FolaExtended(strength=20, detached_prior=True), engine))
     assert largest_difference(free, emulated) < 1e-14
 
 
 def test_the_detached_prior_is_still_reported():
     case = ragged()
-    emulated = case.run(Fola(strength=20, detached_prior=True))[-1]
+    emulated = case.run(FolaExtended(strength=20, detached_prior=True))[-1]
     assert all(result.prior_loss > 0 for result in emulated.clients)
 
 
 def test_j_paper_and_code_accumulate_the_same_posterior():
     case = ragged()
     paper = case.run(Fola(strength=0, damping=0))
-    code = case.run(Fola(strength=0, damping=0, round_scaling="code"))
+    code = case.run(FolaExtended(strength=0, damping=0, round_scaling="code"))
     for mine, theirs in zip(paper, code, strict=True):
         assert largest_difference(mine.after.state.params, theirs.after.state.params) < 1e-12
         accumulated = {k: mine.round * v for k, v in mine.after.state.posterior.precision.items()}
@@ -293,7 +298,7 @@ def test_traffic_is_model_and_precision_each_way():
 @pytest.mark.parametrize("mode", ["relative", "absolute"])
 def test_prior_stability_counts_the_damping_of_the_prior(mode, form):
     """It is the learning rate times the largest eigenvalue of the Hessian of the penalty of the round to come."""
-    method = Fola(strength=0.5, damping=0.3, damping_mode=mode, damping_in_prior=True, curvature_form=form)
+    method = FolaExtended(strength=0.5, damping=0.3, damping_mode=mode, damping_in_prior=True, curvature_form=form)
     model = torch.nn.Linear(5, 3).double()
     before, last = ragged()._replace(model=model).run(method, rounds=2)
     penalty = method.penalty(method.broadcast(last.before.state, last.cohort))

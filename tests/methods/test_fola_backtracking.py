@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from fl_lightning.backtracking import HALVINGS, backtracked
 from fl_lightning.engines.functional import Functional
-from fl_lightning.errors import UserError
-from fl_lightning.methods.fola import Fola
+from fl_lightning.errors import Diverged, UserError
+from fl_lightning.methods.fola_extended import FolaExtended as Fola
+from fl_lightning.methods.parts.backtracking import HALVINGS, backtracked
+from fl_lightning.models.task import Weights
 from fl_lightning.params import flatten, zip_map
 from fl_lightning.penalty import Linear
-from fl_lightning.task import Weights
-from tests.cases import ENGINES, equal_bits, largest_difference, ragged
+from tests.support.cases import ENGINES, equal_bits, largest_difference, ragged
 
 CAVITY = {"cavity": True, "strength": 1.0, "damping": 0.1}
 
@@ -52,10 +52,23 @@ def test_the_longest_step_that_does_not_rise(length):
     assert length == 1.0 or min(shares) < 1.0, "nobody had to go back"
 
 
-def test_a_model_that_is_no_number_is_the_start():
+def test_a_client_without_any_loss_has_diverged():
+    """At its start, or after the shortest of its steps: it would go back to the same place in every round."""
     start, (local, *_) = clients_of(ragged(torch.float64), Fola())
-    broken = local._replace(params=zip_map(lambda p: p * float("nan"), local.params))
-    assert equal_bits(backtracked(broken, start, None), start)
+    broken = zip_map(lambda p: p * float("nan"), local.params)
+    for params, begun in ((broken, start), (local.params, broken)):
+        with pytest.raises(Diverged, match=f"client {local.client} .* in round 1"):
+            backtracked(local._replace(params=params), begun, None)
+
+
+@pytest.mark.parametrize("backtracking", [False, True])
+def test_a_run_whose_every_step_overflows_has_diverged(backtracking):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3)).double()
+    case = ragged(torch.float64)._replace(model=model).changed(lr=1e200, epochs=1, batch_size=100)
+    with pytest.raises(Diverged):
+        case.run(Fola(strength=0.0, backtracking=backtracking))
 
 
 def test_running_statistics_are_refused():

@@ -6,22 +6,22 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.client_memory import ClientMemory
+from fl_lightning.client_state import ClientMemory
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.federation import Federation
-from fl_lightning.loop import federate
-from fl_lightning.methods.fola import Fola
+from fl_lightning.loop import Problem, federate
+from fl_lightning.methods.fola_extended import FolaExtended as Fola
+from fl_lightning.methods.parts.control_variates import Path, Variates, excesses, limited
 from fl_lightning.methods.scaffold import Scaffold
+from fl_lightning.models.task import Task
 from fl_lightning.params import flatten, unflatten
 from fl_lightning.record import Snapshot
-from fl_lightning.task import Task
 from fl_lightning.training import Training
-from fl_lightning.variates import Path, Variates, excesses, limited
-from tests import references
-from tests.cases import ENGINES, equal_bits, final, largest_difference, ragged
+from tests.support import references
+from tests.support.cases import ENGINES, equal_bits, final, largest_difference, ragged
 
 LIKE_SCAFFOLD = Fola(cavity=True, strength=0, aggregation="average", cavity_limit=None)
 
@@ -134,7 +134,7 @@ def test_variates_are_mean_gradients_of_losses_for_every_form(form):
         mean = {k: sum(g[k] for g in slopes) / len(slopes) for k in y}
         assert largest_difference(record.after.state.variates.clients[n], mean) < 1e-12
     assert largest_difference(y, record.clients[-1].local.params) < 1e-12
-    assert not isinstance(case.run(none)[-1].clients[0].local.trace, Path)
+    assert not isinstance(case.run(none)[-1].clients[0].local.path_statistics, Path)
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
@@ -188,8 +188,8 @@ class Squares:
 
     def run(self, method, rounds, epochs=4, resume=None, lr=0.1):
         training = Training(lr=lr, epochs=epochs, batch_size=None)
-        arguments = (self.dataset, self.clients, training, Federation(rounds=rounds), Functional(chunk=1), 0)
-        return list(federate(method, self.task(), *arguments, resume=resume))
+        problem = Problem(self.task(), self.dataset, self.clients)
+        return list(federate(method, problem, training, Federation(rounds=rounds), Functional(chunk=1), resume))
 
 
 def named(solution):

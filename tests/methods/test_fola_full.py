@@ -9,12 +9,13 @@ from torch.func import functional_call, jacrev
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.loop import federate
 from fl_lightning.methods.fola import Fola
+from fl_lightning.methods.fola_extended import FolaExtended
 from fl_lightning.params import flatten, unflatten
 from fl_lightning.system import memory
-from tests import references
-from tests.cases import ENGINES, Case, equal_bits, final, largest_difference, ragged
+from tests.support import references
+from tests.support.cases import ENGINES, Case, equal_bits, final, largest_difference, ragged
+from tests.support.variants import in_full
 
 
 def softmax_case() -> Case:
@@ -65,6 +66,7 @@ def in_form(method, matrix):
 
 def brute_force(case, method, rounds=3):
     """Means and precisions (as matrices) after every round, with plain loops over flat vectors."""
+    method = in_full(method)
     like = references.initial(case)
     mu = flatten(like)
     server = torch.zeros(len(mu), len(mu), dtype=torch.float64)
@@ -109,12 +111,12 @@ VARIANTS = [
     Fola(curvature_form="full", strength=0.5),
     Fola(curvature_form="full", strength=0.5, curvature="offline"),
     Fola(curvature_form="full", strength=0.5, aggregation="average"),
-    Fola(curvature_form="full", strength=0.5, damping=1e-3, damping_mode="absolute", damping_in_prior=True),
-    Fola(curvature_form="full", strength=0.1, normalisation="sum_epochs", round_scaling="code"),
-    Fola(curvature_form="full", strength=0.1, normalisation="sum_steps"),
+    FolaExtended(curvature_form="full", strength=0.5, damping=1e-3, damping_mode="absolute", damping_in_prior=True),
+    FolaExtended(curvature_form="full", strength=0.1, normalisation="sum_epochs", round_scaling="code"),
+    FolaExtended(curvature_form="full", strength=0.1, normalisation="sum_steps"),
     Fola(curvature_form="e_full", strength=0.5),
     Fola(curvature_form="e_full", strength=0.5, curvature="offline", eigen_order="rank_matched"),
-    Fola(curvature_form="e_full", strength=0.5, eigen_order="rank_matched", normalisation="sum_epochs"),
+    FolaExtended(curvature_form="e_full", strength=0.5, eigen_order="rank_matched", normalisation="sum_epochs"),
 ]
 
 
@@ -145,7 +147,7 @@ def test_the_full_prior_has_a_gradient(engine):
     case = softmax_case()
     free, pulled = (final(case.run(Fola(curvature_form="full", strength=s), engine)) for s in (0.0, 0.5))
     assert largest_difference(free, pulled) > 1e-4
-    detached = final(case.run(Fola(curvature_form="full", strength=0.5, detached_prior=True), engine))
+    detached = final(case.run(FolaExtended(curvature_form="full", strength=0.5, detached_prior=True), engine))
     assert equal_bits(detached, free)
 
 
@@ -185,8 +187,7 @@ def test_a_run_goes_on_from_any_round_to_the_bit():
     for form in ("full", "e_full"):
         method = Fola(curvature_form=form, strength=0.3)
         records = case.run(method)
-        arguments = (case.dataset, case.clients, case.training, case.federation, Functional(chunk=1), case.seed)
-        rest = list(federate(method, case.task(), *arguments, resume=records[0].after))
+        rest = case.go_on(method, resume=records[0].after)
         assert equal_bits(final(rest), final(records))
         assert torch.equal(
             as_matrix(method, rest[-1].after.state.posterior), as_matrix(method, records[-1].after.state.posterior)
@@ -253,7 +254,7 @@ def test_too_large_a_model_is_refused_with_the_memory_it_would_take(monkeypatch)
 
 
 def test_too_slow_a_network_is_refused(monkeypatch):
-    monkeypatch.setattr("fl_lightning.curvature.dense.MOST_WORK", 1e5)
+    monkeypatch.setattr("fl_lightning.methods.parts.dense_forms.MOST_WORK", 1e5)
     with pytest.raises(UserError, match=r"takes about \de\+0\d multiplications per client and round"):
         network_case().run(Fola(curvature_form="full"))
 
@@ -274,7 +275,7 @@ def test_too_slow_a_network_is_refused(monkeypatch):
 )
 def test_settings_that_do_not_go_together_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
-        softmax_case().run(Fola(**settings))
+        softmax_case().run(FolaExtended(**settings))
 
 
 def test_the_memory_of_a_machine_is_known():

@@ -5,23 +5,23 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fl_lightning.gaussian import kron_sum
+from fl_lightning.gaussian import kronecker_solve
 from fl_lightning.gaussian.blocks import Blocks
-from fl_lightning.gaussian.kron import Kron
+from fl_lightning.gaussian.kronecker import Kron
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fola import Fola
+from fl_lightning.methods.fola_extended import FolaExtended as Fola
 from fl_lightning.params import flatten, unflatten
-from tests import references
-from tests.cases import ENGINES, equal_bits, final, largest_difference, ragged
-from tests.gaussian_references import dense, kron_matrix
-from tests.layer_references import factors_of
+from tests.support import references
+from tests.support.cases import ENGINES, equal_bits, final, largest_difference, ragged
+from tests.support.gaussian_references import dense, kron_matrix
+from tests.support.layer_references import factors_of
 
 FORMS = ["inputs", "kron", "last_layer"]
 
 
 @pytest.fixture(autouse=True)
 def converged(monkeypatch):
-    monkeypatch.setattr(kron_sum, "TOLERANCE", 1e-13)
+    monkeypatch.setattr(kronecker_solve, "TOLERANCE", 1e-13)
 
 
 def last_hessian(case, theta, places):

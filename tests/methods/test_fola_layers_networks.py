@@ -5,21 +5,21 @@ import torch
 from torch import nn
 
 from fl_lightning import discovery
-from fl_lightning.curvature.layered import REST
+from fl_lightning.data.batches import ClientData
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.plan import ClientData
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
-from fl_lightning.errors import UserError
+from fl_lightning.errors import Diverged, UserError
 from fl_lightning.gaussian.diagonal import Diagonal
-from fl_lightning.gaussian.flat import Flat
+from fl_lightning.gaussian.improper import Flat
 from fl_lightning.method import Server
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fola import Fola
+from fl_lightning.methods.fola_extended import FolaExtended as Fola
+from fl_lightning.methods.parts.layer_forms import REST
+from fl_lightning.models.task import Task
 from fl_lightning.params import flatten
-from fl_lightning.task import Task
 from fl_lightning.training import Training
-from tests.cases import final, largest_difference, ragged
+from tests.support.cases import final, largest_difference, ragged
 
 FORMS = ["inputs", "kron", "last_layer"]
 
@@ -162,3 +162,13 @@ def test_networks_without_layers_are_refused():
         case.run(Fola(curvature_form="kron"))
     with pytest.raises(UserError, match="whose last layer is linear and gives the logits"):
         mixed.run(Fola(curvature_form="last_layer"))
+
+
+def test_a_client_whose_forward_pass_overflows_has_diverged():
+    """Its weights are finite, its logits are not: the last layer is still the last."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+    case = ragged(torch.float32)._replace(model=model).changed(lr=1e25, epochs=1, batch_size=100)
+    with pytest.raises(Diverged, match="not finite in round 1"):
+        case.run(Fola(curvature_form="last_layer", strength=0.0))

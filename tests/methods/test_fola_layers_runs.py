@@ -4,34 +4,35 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.config import configure
 from fl_lightning.errors import UserError
 from fl_lightning.loop import initial
-from fl_lightning.methods.fola import Fola
-from fl_lightning.probes.settings import Probe
+from fl_lightning.method import traffic
+from fl_lightning.methods.fola_extended import FolaExtended as Fola
+from fl_lightning.metrics.settings import Probe
+from fl_lightning.models.task import Task
 from fl_lightning.runs import checkpoint
-from fl_lightning.runs.saved import load_reference
+from fl_lightning.runs.config.run_config import configure
+from fl_lightning.runs.saved_model import load_reference
 from fl_lightning.system import memory
-from fl_lightning.task import Task
-from tests.cases import equal_bits, final, ragged
-from tests.gaussian_references import dense
+from tests.support.cases import equal_bits, final, ragged
+from tests.support.gaussian_references import dense
 
 FORMS = ["inputs", "kron", "last_layer"]
 
 
 def test_traffic_counts_triangles():
-    """The table of docs/structured.md for the paper's MLP: 0.88 d for inputs and 1.19 d for kron beside the model."""
+    """The table of docs/fola.md for the paper's MLP: 0.88 d for inputs and 1.19 d for kron beside the model."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, 500), nn.ReLU(), nn.Linear(500, 300), nn.ReLU(), nn.Linear(300, 10))
     task = Task(model)
     expected = {"inputs": 0.88, "kron": 1.19}
     for form, share in expected.items():
         posterior = Fola(curvature_form=form)._form.nothing(task.initial.params, task, torch.zeros(1, 784))
-        sent = Fola().traffic(posterior.with_mean({}))
+        sent = traffic(Fola(), posterior.with_mean({}))
         assert sent / task.num_params == pytest.approx(share, abs=0.005)
     triangles = sum(n * (n + 1) // 2 for n in (785, 501, 301))
-    assert Fola().traffic(
-        Fola(curvature_form="inputs")._form.nothing(task.initial.params, task, torch.zeros(1, 784))
+    assert traffic(
+        Fola(), Fola(curvature_form="inputs")._form.nothing(task.initial.params, task, torch.zeros(1, 784))
     ) == (task.num_params + triangles)
     record = ragged().run(Fola(curvature_form="kron", strength=0.0), rounds=1)[0]
     numbers = ragged().task().num_params + sum(n * (n + 1) // 2 for n in (6, 6, 7, 3))
@@ -55,17 +56,17 @@ def test_every_symmetric_matrix_is_a_triangle(form):
         task = Task(model)
         posterior = Fola(curvature_form=form).begin(task.initial.params, 2, task, torch.zeros(shape)).posterior
         numbers = sum(n * (n + 1) // 2 for n in matrices)
-        assert Fola().traffic(posterior.with_mean({})) == numbers
-        assert Fola().traffic(posterior) == task.num_params + numbers
+        assert traffic(Fola(), posterior.with_mean({})) == numbers
+        assert traffic(Fola(), posterior) == task.num_params + numbers
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_run_goes_on_from_its_checkpoint_to_the_bit(form, tmp_path):
     case, method = ragged(dtype=torch.float32), Fola(curvature_form=form, strength=0.1)
     records = case.run(method)
-    checkpoint.write(tmp_path, "id", records[0].after, [])
+    checkpoint.write(tmp_path, "id", records[0].after)
     template = initial(method, case.task(), len(case.clients), case.dataset)
-    saved = checkpoint.read(tmp_path, "id", template).snapshot
+    saved = checkpoint.read(tmp_path, "id", template)
     assert equal_bits(final(case.go_on(method, resume=saved)), final(records))
 
 
@@ -73,7 +74,7 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_bit(form, tmp_path):
 def test_the_posterior_of_a_saved_run_is_a_reference(form, tmp_path):
     case, method = ragged(), Fola(curvature_form=form, strength=0.0)
     after = case.run(method)[-1].after
-    checkpoint.write(tmp_path, "id", after, [])
+    checkpoint.write(tmp_path, "id", after)
     found = load_reference(Probe(str(tmp_path), "run"), case.task(), case.dataset, case.clients)
     other = {name: value + 0.1 for name, value in after.state.params.items()}
     offset = torch.full((case.task().num_params,), 0.1, dtype=torch.float64)
@@ -104,7 +105,7 @@ def test_settings_that_do_not_go_together_are_refused(settings, message):
 def test_impossible_damping_is_refused():
     with pytest.raises(UserError, match=r"method\.damping_slopes must be"):
         Fola(damping_slopes=-1.0)
-    assert configure({"method": "fola", "method.damping_slopes": None}).method.damping_slopes is None
+    assert configure({"method": "fola_extended", "method.damping_slopes": None}).method.damping_slopes is None
 
 
 def test_too_wide_layers_are_refused_with_the_memory_they_would_take(monkeypatch):

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fola import State
-from fl_lightning.methods.regmean import RegMean
-from tests.cases import ENGINES, equal_bits, final, largest_difference, ragged
-from tests.layer_references import LAYERS, inputs_of, joint
+from fl_lightning.methods.fola_extended import State
+from fl_lightning.methods.presets import RegMean
+from tests.support.cases import ENGINES, equal_bits, final, largest_difference, ragged
+from tests.support.layer_references import LAYERS, inputs_of, joint
 
 
 def least_squares(case, record, damping, layer):

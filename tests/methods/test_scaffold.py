@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.config import configure
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.scaffold import Scaffold
 from fl_lightning.params import flatten
-from tests import references
-from tests.cases import equal_bits, final, largest_difference, ragged
+from fl_lightning.runs.config.run_config import configure
+from tests.support import references
+from tests.support.cases import equal_bits, final, largest_difference, ragged
 
 SETTINGS = {
     "full": {},

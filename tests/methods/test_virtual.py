@@ -2,13 +2,13 @@
 
 import torch
 
-from fl_lightning.cavity import Report
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.virtual import Virtual
+from fl_lightning.methods.parts.ep_cavity import Report
+from fl_lightning.methods.presets import Virtual
 from fl_lightning.params import flatten
-from tests import references
-from tests.cases import equal_bits, largest_difference, ragged
-from tests.conjugate import cohort_of
+from tests.support import references
+from tests.support.cases import equal_bits, largest_difference, ragged
+from tests.support.conjugate import cohort_of
 
 
 def test_3_a_client_that_does_not_move_leaves_the_posterior():

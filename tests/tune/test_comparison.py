@@ -1,17 +1,25 @@
 """A comparison is a small study: the same numbers on one core and on several, and a name to select it by."""
 
+from dataclasses import replace
+
 import pytest
 
 from analysis import runs
 from fl_lightning import experiment
-from fl_lightning.config import configure
+from fl_lightning.cli.compare import printed
 from fl_lightning.errors import UserError
-from fl_lightning.record import Measurement
+from fl_lightning.metrics.metric import Measurement
+from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.folder import Result
-from tests.tune.clusters import timeless
+from tests.support.clusters import timeless
 from tune import comparison
-from tune.comparison import Outcome, study_of, table
+from tune.comparison import study_of
+from tune.grid import cells
+from tune.outcome import CellOutcome
 from tune.sweep import Options
+
+pytestmark = pytest.mark.system
+
 
 QUICK = {
     "data": "digits",
@@ -29,6 +37,10 @@ def ignore(status):
     pass
 
 
+def by_seed(found):
+    return {(one.cell.case, config.seed): result for one in found for config, result in one.runs}
+
+
 def alone(method, seed, out):
     return experiment.run(configure({**QUICK, **comparison.variant_settings(method), "seed": seed}), out)
 
@@ -38,16 +50,16 @@ def test_all_cores_and_one_give_the_numbers_of_single_runs(out, tmp_path, monkey
     study = study_of(QUICK, VARIANTS, [0, 1], "mine")
     found, failures = comparison.compare(study, Options(out), ignore)
     assert failures == {}
-    assert {(one.variant, one.seed) for one in found} == {(v, s) for v in ("fedavg", "product only") for s in (0, 1)}
+    assert set(by_seed(found)) == {(v, s) for v in ("fedavg", "product only") for s in (0, 1)}
     seen = []
     once, _ = comparison.compare(study, Options(tmp_path / "one", max_concurrent=1), seen.append)
-    for one, same in zip(found, once, strict=True):
-        variant = next(variant for variant in VARIANTS if comparison.label_of(variant) == one.variant)
-        reference = alone(variant, one.seed, tmp_path / "alone")
-        assert timeless(one.result) == timeless(same.result) == timeless(reference)
+    for (label, seed), one in by_seed(found).items():
+        variant = next(variant for variant in VARIANTS if comparison.label_of(variant) == label)
+        reference = alone(variant, seed, tmp_path / "alone")
+        assert timeless(one) == timeless(by_seed(once)[label, seed]) == timeless(reference)
     assert [status.finished for status in seen][-1] == 4
     assert seen[-1].rounds == 8
-    selected = runs.load(out, study="mine")
+    selected = runs.load(out, study="mine").runs
     assert sorted(selected["case"].unique()) == ["FedAvg", "product only"]
     assert len(selected) == 4
 
@@ -75,10 +87,17 @@ def test_what_cannot_run_is_refused_before_anything_is_computed(out):
 
 
 def test_arrivals_are_not_rounded_away(tmp_path):
-    def arriving(seed, number):
-        history = [Measurement({"GA": 0.9 * (i >= number), "LA": 0.0}, {}) for i in range(1, 7)]
-        return Outcome("fola", seed, Result("finished", "", "", tmp_path, history), configure({}))
+    study = study_of(QUICK, ["fola"], [0, 1, 2])
+    (cell,) = cells(study)
 
-    assert table([arriving(0, 4), arriving(1, 5)], 0.8)[0]["rounds to 80%"] == "4.5 ± 0.7"
-    assert table([arriving(0, 4)], 0.8)[0]["rounds to 80%"] == "4.0"
-    assert table([arriving(0, 4), arriving(1, 5), arriving(2, 9)], 0.8)[0]["rounds to 80%"] == "4.5 ± 0.7 (2/3)"
+    def arriving(*numbers):
+        histories = [[Measurement({"GA": 0.9 * (i >= n), "LA": 0.0}, {}) for i in range(1, 7)] for n in numbers]
+        runs = [Result("finished", "", "", tmp_path, history) for history in histories]
+        found = CellOutcome(cell, "GA", list(zip(cell.configs, runs, strict=False)))
+        (head, line) = printed([found], replace(study, thresholds=(0.8,)), markdown=True).splitlines()[::2]
+        return dict(zip(*([text.strip() for text in row.strip("|").split("|")] for row in (head, line)), strict=True))
+
+    assert arriving(4, 5)["rounds to 80%"] == "4.5 ± 0.7"
+    assert arriving(4)["rounds to 80%"] == "4.0"
+    assert arriving(4, 5, 9)["rounds to 80%"] == "4.5 ± 0.7 (2/3)"
+    assert list(arriving(4)) == ["method", "GA (%)", "LA (%)", "rounds to 80%", "runs"]

@@ -3,8 +3,9 @@
 import pytest
 
 from fl_lightning import experiment
-from fl_lightning.config import configure
-from fl_lightning.experiment import Outputs
+from fl_lightning.runs.config.run_config import configure
+from fl_lightning.runs.open_run import RunOptions
+from fl_lightning.runs.problem import problem_of
 from fl_lightning.runs.resume import known_rounds
 from tune import estimate
 from tune.estimate import Cost, Estimate, forecast
@@ -51,23 +52,25 @@ def test_what_is_not_measured_takes_no_time(known):
     assert seconds(run(**three, evaluation__every=2)) == trained + 2 * 6 * 0.25  # rounds 2 and 3
 
 
+@pytest.mark.slow
 def test_rounds_that_are_there_take_no_time(known, out):
     short = {"training__epochs": 1, "data__alpha": 1, "method": "fedavg"}
-    experiment.finish(experiment.rounds(run(**short, federation__rounds=3), out, outputs=Outputs(pictures=False)))
+    experiment.complete(run(**short, federation__rounds=3), out, RunOptions(pictures=False))
     each = 100 + 6 * 0.25
 
     def expected(rounds, **changes):
-        return forecast([[run(**short, federation__rounds=rounds, **changes)]], 1, False, out).seconds
+        return forecast([run(**short, federation__rounds=rounds, **changes)], 1, False, out).seconds
 
     assert expected(5) == 7 + 2 * each  # goes on from its checkpoint
     assert expected(2) == 7  # read off it
     assert expected(5, seed=1) == 7 + 5 * each
-    assert forecast([[run(**short, federation__rounds=5)]], 1, False).seconds == 7 + 5 * each
+    assert forecast([run(**short, federation__rounds=5)], 1, False).seconds == 7 + 5 * each
 
 
+@pytest.mark.slow
 def test_rounds_of_a_run_that_was_interrupted_take_no_time(known, out):
     config = run(federation__rounds=4, data__alpha=1)
-    progress = experiment.rounds(config, out, outputs=Outputs(pictures=False))
+    progress = experiment.rounds(config, out, RunOptions(pictures=False))
     for _ in range(2):
         next(progress)
     progress.close()
@@ -91,24 +94,15 @@ def test_one_measurement_serves_all_runs_of_a_kind(known):
     assert len(known) == 4
 
 
-def test_a_shared_first_round_is_paid_once(known):
-    unit = [run(method=m, training__epochs=e, federation__rounds=1) for m in ("fedavg", "fola") for e in (1, 10)]
-    cost = forecast([unit, unit], 2, False)
-    # Two models of each of five clients, and four servers, are measured.
-    assert cost.seconds == 7 + 1000 + (2 * 5 + 4) * 0.25
-    assert cost.alone == pytest.approx(2 * (7 + 1000 + 6 * 0.25 + 7 + 100 + 6 * 0.25))
-    assert cost.bytes == 8 * 3 * 10 * 1.1
-
-
+@pytest.mark.slow
 def test_what_is_measured_is_about_what_a_run_costs(out):
     config = run(method="fola", training__epochs=3, federation__rounds=4, data__alpha=1)
-    progress = experiment.rounds(config, out, outputs=Outputs(pictures=False))
-    result = experiment.finish(progress)
+    result = experiment.complete(config, out, RunOptions(pictures=False))
     trained = sum(m.metrics["seconds"] for m in result.history)
     expected = Estimate().seconds(config)
     assert trained / 10 < expected < trained * 10  # a busy machine is no precise clock
     cost = Estimate().cost(config)
-    assert cost.samples == sum(len(part) for part in experiment.build(config).clients)
+    assert cost.samples == sum(len(part) for part in problem_of(config).clients)
     saved = (result.folder / "checkpoint.safetensors").stat().st_size
     assert 0.5 * saved < cost.state < 1.5 * saved
     assert cost.tables > 0

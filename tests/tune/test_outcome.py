@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from analysis import formats
+from analysis.sweep_table import sweep_table
 from fl_lightning.errors import UserError
-from fl_lightning.record import Measurement
+from fl_lightning.metrics.early_stopping import Stop
+from fl_lightning.metrics.metric import Measurement
 from fl_lightning.runs.folder import Result, ended, folder_of, write_result
 from fl_lightning.runs.identity import identity
-from fl_lightning.stopping import Stop
 from fl_lightning.system.atomic import write_atomically
 from tune.grid import cells
-from tune.outcome import CellOutcome, best_of, outcome_of, rows
+from tune.outcome import CellOutcome, best_of, outcome_of
 from tune.study import Case, Range, Study
 
 BASE = {"data": "digits", "model": "softmax", "federation.rounds": 3}
@@ -42,6 +44,11 @@ def outcomes(mine, results):
         CellOutcome(cell, mine.metric, [(config, one) for config, one in zip(cell.configs, given, strict=False) if one])
         for cell, given in zip(made, results, strict=True)
     ]
+
+
+def rows(tried, mine):
+    """What a sweep prints."""
+    return formats.readable(sweep_table(tried, mine), "std", 2).to_dict("records")
 
 
 def test_the_best_of_every_contest_by_its_mean():
@@ -115,6 +122,20 @@ def test_other_metrics_and_continued_runs_have_their_columns():
         rows(outcomes(study(metric="GAA"), [[result(0.5)]] * 8), study(metric="GAA"))
 
 
+def test_a_case_that_always_diverged_is_shown_where_nothing_is_chosen():
+    mine = study(environments={}, space={}, thresholds=(0.8,))
+    wild = result(status="diverged")
+    first, second = rows(outcomes(mine, [[wild, wild], [result(0.9), result(0.8)]]), mine)
+    assert first == {
+        "case": "A",
+        "GA (%)": "–",
+        "LA (%)": "–",
+        "rounds to 80%": "never",
+        "runs": "2, 2 diverged",
+    }
+    assert second["GA (%)"] == "85.00 ± 7.07"
+
+
 @pytest.mark.parametrize(
     ("status", "stop", "length"),
     [
@@ -136,7 +157,8 @@ def test_when_a_run_has_ended(tmp_path, status, stop, length):
     found = ended(cell.config, tmp_path, stop)
     assert (None if found is None else len(found.history)) == length
     assert len(outcome_of(cell, tmp_path, study(stop=stop)).runs) == (found is not None)
-    write_atomically(folder / "result.json", b"{")
+    for name in ("result.json", "rounds.jsonl"):
+        write_atomically(folder / name, b"{")
     with pytest.raises(UserError, match="is damaged"):
         ended(cell.config, tmp_path, stop)
 

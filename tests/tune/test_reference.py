@@ -37,6 +37,7 @@ def test_references_take_their_own_settings_and_refer_to_nothing(study):
         assert all(config.probe.reference is None for config in cell.configs)
 
 
+@pytest.mark.slow
 def test_each_seed_refers_to_the_run_of_its_seed_and_environment(study, out):
     (first, _) = reference_cells(study)
     folders = {config.seed: str(experiment.run(config, out).folder) for config in first.configs}

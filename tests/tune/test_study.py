@@ -7,7 +7,7 @@ import yaml
 
 from fl_lightning import discovery
 from fl_lightning.errors import UserError
-from fl_lightning.stopping import Stop
+from fl_lightning.metrics.early_stopping import Stop
 from tune import study_file
 from tune.grid import cells
 from tune.study import Given, Range, Search
@@ -109,8 +109,11 @@ def test_overrides_pin_keys_wherever_they_are(tmp_path):
 
 def test_seeds_are_a_number_or_a_list(tmp_path):
     assert load(write(tmp_path, {**SMALL, "seeds": [5, 3, 5]})).seeds == (5, 3)
-    for bad in (0, -1, "three", [0.5], 2.5, True):
-        assert "seeds must be a number >= 1 or a list of whole numbers" in refused(tmp_path, seeds=bad)
+    for written, meant in ((2, (0, 1)), ("2", (0, 1)), ("0,4", (0, 4)), ("2-4", (2, 3, 4)), ("0-1, 7", (0, 1, 7))):
+        assert load(write(tmp_path, {**SMALL, "seeds": written})).seeds == meant
+    assert load(write(tmp_path, {**SMALL, "seeds": 2, "confirm": {"seeds": "2"}})).confirm.seeds == (2, 3)
+    for bad in (0, -1, "three", "0", "-1", "4-", "4-2", [0.5], 2.5, True):
+        assert "seeds must be a number of seeds such as 3" in refused(tmp_path, seeds=bad)
     assert "has no seeds" in refused(tmp_path, seeds=[])
 
 
@@ -131,7 +134,18 @@ def test_distributions(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"spaces": {}}, "unknown key of study mine 'spaces': did you mean 'space'?"),
+        (
+            {"spaces": {}},
+            "unknown keys in the file of study 'mine': 'spaces' (did you mean 'space'?); expected some of",
+        ),
+        ({"seeds": 10**9}, "mine: seeds must be at most 10,000 in number, got 1000000000"),
+        ({"confirm": {"seeds": 10**9}}, "mine: confirm.seeds must be at most 10,000 in number, got 1000000000"),
+        ({"continue_to": 10**20}, "continue_to must be a number of rounds, 1,000,000 at most"),
+        (
+            {"space": {f"model.{name}": list(range(50)) for name in "abc"}},
+            "at most 10,000 settings and 200,000 runs, got 750,000 settings with 3 seeds; give fewer values",
+        ),
+        ({"search": {"algorithm": "optuna", "samples": 10**9}}, "got 4,000,000,000 settings with 3 seeds"),
         ({"search": {"algoritm": "grid"}}, "unknown mine: search 'algoritm': did you mean 'algorithm'?"),
         ({"search": {"algorithm": "optun", "samples": 3}}, "unknown search.algorithm 'optun': did you mean 'optuna'?"),
         ({"search": {"algorithm": "grid", "scheduler": "asya"}}, "did you mean 'asha'?"),
@@ -182,8 +196,35 @@ def test_mistakes_are_one_clear_line(tmp_path, changes, message):
 
 def test_a_misspelt_key_lists_those_there_are(tmp_path):
     text = refused(tmp_path, enviroments={"data.alpha": [1]})
-    assert "unknown key of study mine 'enviroments': did you mean 'environments'? expected one of about, base," in text
-    assert text.endswith("stop, thresholds")
+    hint = "unknown keys in the file of study 'mine': 'enviroments' (did you mean 'environments'?); "
+    assert f"{hint}expected some of about, base," in text
+    assert text.endswith("stop, thresholds, workers")
+
+
+def test_all_unknown_keys_are_told_at_once_with_what_was_meant(tmp_path):
+    text = refused(tmp_path, name="x", description="y", grid={}, qqq=1)
+    assert text.startswith(
+        "unknown keys in the file of study 'mine': 'description' (did you mean 'about'?), 'grid' (did you mean "
+        "'space'?), 'name' (leave it out: the file names the study), 'qqq'; expected some of about, "
+    )
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    "content", [BOMB, "base: &b {data: digits, training: *b}\n", "base: " + 10_000 * "[", "base: &b [*b]\n"]
+)
+def test_a_file_that_unfolds_without_end_is_refused(tmp_path, content):
+    with pytest.raises(UserError, match=r"must hold at most 100,000 values, nested at most 20 deep"):
+        load(write(tmp_path, content))
+
+
+def test_a_file_that_takes_long_to_read_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"must have at most 300,000 bytes, got 300,001; shorten it"):
+        load(write(tmp_path, "#" * 300_001))
 
 
 def test_an_empty_space_cannot_be_searched(tmp_path):
@@ -275,19 +316,18 @@ def test_every_shipped_study_says_what_it_is_about():
         "mnist_first_round",
         "one_shot",
         "personal",
-        "ridge_demo",
         "rivals",
         "structured",
     }
     for name in study_file.names():
         assert study_file.describe(name).endswith(".")
-        assert study_file.read(name).scale == "small"
+        assert study_file.load(name).scale == "small"
 
 
 def test_the_rivals_are_all_methods():
-    """A new method gets a line in tune/studies/rivals.yaml. FedOpt is there by its named settings, FOLA twice."""
+    """A new method gets a line in rivals.yaml. FedOpt is there by its presets; FOLA's published code is left out."""
     compared = [case.settings["method"] for case in load("rivals").cases]
-    assert sorted(compared) == sorted([*set(discovery.names("methods")) - {"fedopt"}, "fola"])
+    assert sorted(compared) == sorted(set(discovery.names("methods")) - {"fedopt", "fola_code"})
 
 
 @pytest.mark.parametrize("name", ["rivals", "one_shot"])

@@ -6,16 +6,19 @@ import pytest
 import yaml
 
 from fl_lightning import experiment
-from fl_lightning.cluster.connection import Resources
+from fl_lightning.engines.parallel.ray_cluster import Resources
 from fl_lightning.errors import UserError
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.identity import identity
-from fl_lightning.runs.track import store_uri
-from tests.servers import free_port
-from tests.tune.clusters import alone, check_complete, cluster, timeless, tracked
+from fl_lightning.runs.tracking.store import store_uri
+from tests.support.clusters import alone, check_complete, cluster, timeless, tracked
+from tests.support.servers import free_port
 from tune.grid import cells
 from tune.study_file import load
 from tune.sweep import Options, _Runner, sweep
+
+pytestmark = pytest.mark.system
+
 
 SMALL = {
     "data": "digits",
@@ -61,7 +64,7 @@ def test_a_sweep_equals_the_naive_grid_and_nothing_is_computed_twice(out, tmp_pa
     for cell in cells(study):
         tags = [children[identity(config)].data.tags for config in cell.configs]
         assert [(tag["case"], tag["study.mnist_first_round"]) for tag in tags] == [(cell.case, "smoke")] * 2
-    assert {path.name for path in outcome.folder.iterdir()} >= {"study.yaml", "runs.csv", "best.md"}
+    assert {path.name for path in outcome.folder.iterdir()} >= {"study.yaml", "runs.csv"}
     assert len((outcome.folder / "runs.csv").read_text().splitlines()) == 33
 
     # Nothing is left to do, so nobody even looks for a cluster.
@@ -195,11 +198,19 @@ def test_a_cluster_that_does_not_answer_is_named(out, address):
     assert not list(out.glob("*-digits-*"))
 
 
-def test_a_tracking_server_that_does_not_answer_is_named_before_anything_else(out, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(UserError, match=r"no MLflow server answers at http://127\.0\.0\.1"):
-        sweep(load("demo", "smoke"), Options(out / "new"), ignore)
-    assert not (out / "new").exists()
+def test_a_tracking_server_that_does_not_answer_stops_no_sweep(out, tmp_path, address, monkeypatch, capfd):
+    study = study_of(tmp_path, base={**SMALL, "federation.rounds": 2}, cases=["fedavg"])
+    with monkeypatch.context() as away:
+        away.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+        outcome = sweep(study, Options(out, address, Resources(1, 0)), ignore)
+    assert (outcome.computed, outcome.failures, outcome.run_id) == (1, {}, "")
+    words = capfd.readouterr().err
+    assert words.count("does not answer; the computation goes on") == 1
+    assert "the same command sends them" in words
+    told = sweep(study, Options(out, address, Resources(1, 0)), ignore)
+    assert told.computed == 0
+    (child,) = [run for run in tracked(out)[1] if "identity" in run.data.tags]
+    assert child.data.tags["mlflow.parentRunId"] == told.run_id
 
 
 def test_settings_that_cannot_be_are_refused_before_anything_is_written(out):

@@ -2,15 +2,17 @@
 
 import pytest
 
-from fl_lightning.config import configure
-from fl_lightning.experiment import Outputs
 from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.metrics.early_stopping import Stop
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.identity import identity
-from fl_lightning.stopping import Stop
-from tests.tune.clusters import alone, timeless
-from tune.packing import units
+from fl_lightning.runs.open_run import RunOptions
+from tests.support.clusters import alone, timeless
 from tune.work import Instructions, one_after_the_other, side_by_side
+
+pytestmark = pytest.mark.system
+
 
 BASE = {
     "data": "digits",
@@ -24,7 +26,7 @@ BASE = {
     "engine.chunk": 1,
     "federation.rounds": 3,
 }
-SLIM = Outputs(pictures=False, checkpoint=False)
+SLIM = RunOptions(pictures=False, checkpoint=False)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,7 @@ def test_packs_equal_runs_that_are_alone(tmp_path):
         for method in ("fedavg", "fola", "scaffold")
         for epochs, rounds, seed in ((1, 1, 0), (2, 1, 0), (1, 3, 0), (1, 1, 1))
     ]
-    status = compute(units(configs), Instructions(tmp_path / "packed", SLIM))
+    status = compute(configs, Instructions(tmp_path / "packed", SLIM))
     assert (status.finished, dict(status.failures)) == (len(configs), {})
     assert status.rounds == sum(config.federation.rounds for config in configs)
     for config in configs:
@@ -60,12 +62,12 @@ def test_packs_equal_runs_that_are_alone(tmp_path):
 
 def test_what_was_interrupted_goes_on(tmp_path):
     config = run(method="fola", federation__rounds=4)
-    work = one_after_the_other([[config]], Instructions(tmp_path / "a", SLIM))
+    work = one_after_the_other([config], Instructions(tmp_path / "a", SLIM))
     assert [next(work).rounds for _ in range(2)] == [1, 2]
     work.close()
     assert run_folder.latest(config, tmp_path / "a").status == "stopped"
     assert run_folder.finished(config, tmp_path / "a") is None
-    status = compute([[config]], Instructions(tmp_path / "a", SLIM))
+    status = compute([config], Instructions(tmp_path / "a", SLIM))
     assert (status.finished, status.rounds) == (1, 4)
     assert timeless(run_folder.finished(config, tmp_path / "a")) == timeless(alone(config, tmp_path / "b"))
 
@@ -73,7 +75,7 @@ def test_what_was_interrupted_goes_on(tmp_path):
 def test_a_broken_run_fails_alone_with_its_message(tmp_path):
     good, late = run(method="fedavg"), run(method="fola")
     broken = run(method="fedbe")  # wants data that belong to no client
-    status = compute([[good], [broken], [late]], Instructions(tmp_path, SLIM))
+    status = compute([good, broken, late], Instructions(tmp_path, SLIM))
     assert status.finished == 3
     ((name, reason),) = status.failures.items()
     assert name == f"fedbe seed 0 ({identity(broken)})"
@@ -82,19 +84,11 @@ def test_a_broken_run_fails_alone_with_its_message(tmp_path):
     assert run_folder.latest(broken, tmp_path) is None
 
 
-def test_a_broken_run_fails_alone_in_a_shared_first_round_too(tmp_path):
-    unit = [run(method=method, federation__rounds=1) for method in ("fedavg", "fedbe", "fola")]
-    status = compute([unit], Instructions(tmp_path, SLIM))
-    assert [name.split()[0] for name in status.failures] == ["fedbe"]
-    assert run_folder.finished(unit[0], tmp_path)
-    assert run_folder.finished(unit[2], tmp_path)
-
-
-def test_a_unit_that_cannot_even_begin_does_not_take_others_with_it(tmp_path):
+def test_runs_that_cannot_even_begin_do_not_take_others_with_them(tmp_path):
     nowhere = {"data": "mnist", "data__root": str(tmp_path / "nothing"), "federation__rounds": 1}
     lost = [run(**nowhere, method=method) for method in ("fedavg", "fola")]
     good = run(method="fedavg")
-    status = compute([lost, [good]], Instructions(tmp_path / "runs", SLIM))
+    status = compute([*lost, good], Instructions(tmp_path / "runs", SLIM))
     assert len(status.failures) == 2
     assert all("mnist" in reason.lower() for reason in status.failures.values())
     assert status.finished == 3
@@ -109,19 +103,19 @@ def test_a_bug_of_a_method_is_told_and_tried_again(tmp_path, monkeypatch):
             raise ZeroDivisionError("a bug in aggregate")
         return aggregate(self, state, cohort, reports)
 
-    work, instructions = [[run(method="fedprox")], [run(method="fedavg")]], Instructions(tmp_path, SLIM)
+    work, instructions = [run(method="fedprox"), run(method="fedavg")], Instructions(tmp_path, SLIM)
     monkeypatch.setattr(FedProx, "aggregate", buggy)
     for _ in range(2):
         assert list(compute(work, instructions).failures.values()) == ["ZeroDivisionError: a bug in aggregate"]
-        assert run_folder.finished(work[1][0], tmp_path)
+        assert run_folder.finished(work[1], tmp_path)
     monkeypatch.setattr(FedProx, "aggregate", aggregate)
     assert not compute(work, instructions).failures
-    assert len(run_folder.finished(work[0][0], tmp_path).history) == 3
+    assert len(run_folder.finished(work[0], tmp_path).history) == 3
 
 
 def test_divergence_is_a_result_with_its_round(tmp_path):
     wild = run(method="fedavg", training__lr=1e20, federation__rounds=5)
-    status = compute([[wild], [run(method="fedavg")]], Instructions(tmp_path, SLIM))
+    status = compute([wild, run(method="fedavg")], Instructions(tmp_path, SLIM))
     assert not status.failures
     result = run_folder.finished(wild, tmp_path)
     assert result.status == "diverged"
@@ -136,12 +130,12 @@ def test_the_stop_rule_ends_runs_and_the_rounds_stay(tmp_path):
     values = [m.metrics["GA"] for m in whole.history]
     expected = next(n for n in range(1, 13) if values[n - 1] >= 0.5)
     assert 1 < expected < 12
-    status = compute([[config]], Instructions(tmp_path / "cut", SLIM, stop=Stop(at_least=0.5)))
+    status = compute([config], Instructions(tmp_path / "cut", SLIM, stop=Stop(at_least=0.5)))
     assert (status.finished, status.rounds) == (1, expected)
     result = run_folder.latest(config, tmp_path / "cut")
     assert result.status == "stopped"
     assert timeless(result)[2] == timeless(whole)[2][:expected]
-    again = compute([[config]], Instructions(tmp_path / "cut", SLIM, stop=Stop(at_least=0.5)))
+    again = compute([config], Instructions(tmp_path / "cut", SLIM, stop=Stop(at_least=0.5)))
     assert (again.finished, again.rounds) == (1, expected)  # read, and stopped at the same round
     assert len(run_folder.latest(config, tmp_path / "cut").history) == expected
 
@@ -151,7 +145,7 @@ def test_the_stop_rule_ends_runs_and_the_rounds_stay(tmp_path):
 def test_a_metric_that_nobody_measures_is_named(tmp_path, changes, together):
     config, instructions = run(method="fedavg"), Instructions(tmp_path, SLIM, **changes)
     for _ in range(2):
-        *_, status = side_by_side([config], instructions) if together else one_after_the_other([[config]], instructions)
+        *_, status = side_by_side([config], instructions) if together else one_after_the_other([config], instructions)
         assert [reason.partition("?")[0] for reason in status.failures.values()] == [
             "unknown metric 'GAA': did you mean 'GA'"
         ]
@@ -194,7 +188,5 @@ def test_closing_stops_all_seeds(tmp_path):
     next(work)
     work.close()
     assert [run_folder.latest(config, tmp_path).status for config in configs] == ["stopped", "stopped"]
-    status = compute(
-        [[config] for config in configs], Instructions(tmp_path, SLIM)
-    )  # nobody holds their locks any more
+    status = compute(configs, Instructions(tmp_path, SLIM))  # their locks are free again
     assert not status.failures

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_lightning.data.dataset import Dataset
+from fl_lightning.data.dataset import Dataset, check_finite
 from fl_lightning.data.readers import targets
-from fl_lightning.data.readers.mapped import Array
+from fl_lightning.data.readers.memory_map import Array
 from fl_lightning.errors import UserError, require, unknown
-from fl_lightning.inputs import Inputs
-from fl_lightning.likelihoods.names import Name, likelihood_of
+from fl_lightning.models.inputs import Inputs
+from fl_lightning.models.likelihoods import TaskName, likelihood_of
 from fl_lightning.streams import numpy_generator
 
 TRAIN, TEST = ("train_x", "train_y"), ("test_x", "test_y")
@@ -43,7 +43,7 @@ def blaming(path: Path) -> Iterator[None]:
         raise UserError(message if str(path) in message else f"{path}: {message}") from None
 
 
-def complete(arrays: Mapping[str, Any], test_share: float, task: Name = "auto") -> dict[str, Array]:
+def complete(arrays: Mapping[str, Any], test_share: float, task: TaskName = "auto") -> dict[str, Array]:
     """The user's arrays as `dataset` takes them, or `UserError`; a test share is split off if they have no test set.
 
     Args:
@@ -74,7 +74,7 @@ def complete(arrays: Mapping[str, Any], test_share: float, task: Name = "auto") 
     return known
 
 
-def dataset(arrays: Mapping[str, Array], augment: str = "none", task: Name = "auto", noise: float = 1.0) -> Dataset:
+def dataset(arrays: Mapping[str, Array], augment: str = "none", task: TaskName = "auto", noise: float = 1.0) -> Dataset:
     """The dataset of complete arrays; it shares their memory."""
     likelihood = likelihood_of(targets.task_of(arrays, task), noise)
     tensors = {name: torch.from_numpy(arrays[name]) for name in ("train_y", "test_y", "owners") if name in arrays}
@@ -101,7 +101,7 @@ def stored(arrays: Mapping[str, Array], **more: Any) -> Dataset:
     return Dataset(**tensors, **more, num_classes=classes, vocabulary=tokens or None)
 
 
-def told(task: Name) -> dict[str, str]:
+def told(task: TaskName) -> dict[str, str]:
     """What prepared arrays depend on if the user says what the targets are."""
     return {} if task == "auto" else {"task": task}
 
@@ -193,6 +193,9 @@ def _array(name: str, value: Any) -> Array:
 
 def _inputs(name: str, x: Array) -> Array:
     remedy = "save it as uint8 (images) or float32"
+    require(
+        0 not in x.shape[1:], f"{name} must hold at least one number per sample, got shape {x.shape}; save it again"
+    )
     if x.dtype.kind in "iu" and x.dtype != np.uint8 and x.ndim == 2:
         return x.astype(np.int64)  # tokens
     require(
@@ -203,6 +206,8 @@ def _inputs(name: str, x: Array) -> Array:
     require(x.dtype.itemsize <= 8, f"{name} must hold at most 64 bits per number, got {x.dtype}; {remedy}")
     require(x.ndim >= 2, f"{name} must have samples as its first dimension and more than one, got {x.shape}")
     x = x.astype(x.dtype.newbyteorder("="), copy=False)
+    if x.dtype.kind == "f" and x.size:
+        check_finite(name, torch.from_numpy(x))  # before a test set is split off, which numbers the samples anew
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]  # grey images
     require(

@@ -1,20 +1,18 @@
 """A name for what files hold, wherever they lie: the same content has the same name, a changed file another one."""
 
-import gzip
 import hashlib
 import json
+import stat
 import time
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from fl_lightning.data.readers.download import write_whole
 from fl_lightning.data.readers.places import prepared_folders
-from fl_lightning.errors import UserError
+from fl_lightning.errors import UserError, require
 
-Kind: TypeAlias = Literal["sha256", "md5", "unpacked md5"]
+Kind: TypeAlias = Literal["sha256", "md5"]
 
 # Smaller data are read again each time: that takes less than it takes to explain a cache.
 SMALL = 1_000_000
@@ -34,10 +32,16 @@ def of_files(files: Mapping[str, Path], root: str | None = None, kind: Kind = "s
     Args:
         files: By name; what the name should not depend on (the folder) is left out of it.
         root: Setting of the source, see `data_root`.
-        kind: The hash of each file; "unpacked md5" is that of what a .gz file holds.
+        kind: The hash of each file.
     """
     try:
-        looks = {name: (file.resolve(), file.stat()) for name, file in sorted(files.items())}
+        stats = {name: file.stat() for name, file in sorted(files.items())}  # before resolve, which raises of a loop
+        for name, look in stats.items():
+            require(  # a pipe would be waited for, and reading would empty it
+                stat.S_ISREG(look.st_mode),
+                f"{files[name]} must be a file, got a folder, pipe or device; replace or remove it",
+            )
+        looks = {name: (files[name].resolve(), look) for name, look in stats.items()}
         listing = [
             (name, str(path), look.st_size, look.st_mtime_ns, look.st_ctime_ns) for name, (path, look) in looks.items()
         ]
@@ -47,8 +51,6 @@ def of_files(files: Mapping[str, Path], root: str | None = None, kind: Kind = "s
         large = sum(look.st_size for _, look in looks.values()) >= SMALL
         notes = [folder / "fingerprints" / key for folder in prepared_folders(root)] if large else []
         found = _noted(notes) or _of_digests({name: _digest(file, kind) for name, file in files.items()})
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{', '.join(map(str, files.values()))}: no whole gzip file ({error}); replace it") from None
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}; make it readable or name another") from None
     if time.time() - max(max(look.st_mtime, look.st_ctime) for _, look in looks.values()) > SETTLED_SECONDS:
@@ -57,29 +59,22 @@ def of_files(files: Mapping[str, Path], root: str | None = None, kind: Kind = "s
     return found
 
 
-def unless_official(
-    files: Mapping[str, Path], official: Mapping[str, str], root: str | None, kind: Kind = "md5"
-) -> str | None:
+def unless_official(files: Mapping[str, Path], official: Mapping[str, str], root: str | None) -> str | None:
     """A name for files that anybody can have replaced; None for the official ones, wherever they lie.
 
     Args:
         files: By name, those that are there; the others will be downloaded.
         official: The MD5 sums of the official files.
         root: Setting of the source, see `data_root`.
-        kind: Of the sums.
     """
     expected = {name: _of_digests({name: digest}) for name, digest in official.items()}
-    found = {name: of_files({name: file}, root, kind) for name, file in files.items()}
+    found = {name: of_files({name: file}, root, "md5") for name, file in files.items()}
     return None if expected == expected | found else _of_digests(expected | found)
 
 
 def _digest(file: Path, kind: Kind) -> str:
-    packed = kind == "unpacked md5" and file.suffix == ".gz"
-    with gzip.open(file, "rb") if packed else open(file, "rb") as opened:
-        digest = hashlib.new(kind.removeprefix("unpacked "), usedforsecurity=False)
-        while block := opened.read(1 << 20):
-            digest.update(block)
-        return digest.hexdigest()
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
 
 def _of_digests(digests: Mapping[str, str]) -> str:
@@ -103,5 +98,6 @@ def _note(notes: list[Path], found: str) -> None:
         return
     for note in notes:
         with suppress(OSError):
-            write_whole(note, found.encode())
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(found, encoding="ascii")  # half a note has another length
             return

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from fl_lightning.data.readers.mapped import Array
+from fl_lightning.data.readers.memory_map import Array
 from fl_lightning.errors import UserError, require
-from fl_lightning.likelihoods.names import Name, likelihood_of
+from fl_lightning.models.likelihoods import TaskName, likelihood_of
 
 # How a target is stored, by task.
 TYPES = {"classification": np.int64, "binary": np.bool_, "multilabel": np.bool_, "tokens": np.int64}
 
 
-def task_of(arrays: Mapping[str, Array], task: Name) -> Name:
+def task_of(arrays: Mapping[str, Array], task: TaskName) -> TaskName:
     """The task, which `auto` tells from the type and shape of the targets.
 
     Whole numbers are classes; true and false are answers, or labels where there are several per sample; real numbers

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fl_lightning.data.readers.mapped import Array
+from fl_lightning.data.readers.memory_map import Array
 from fl_lightning.errors import UserError, require
 
 # What stands before the beginning of a short text, and for words that the vocabulary lacks.

@@ -12,9 +12,9 @@ from fl_lightning.data.augment import Name
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.readers import assemble, fingerprint
 from fl_lightning.data.readers.bounds import require_memory
-from fl_lightning.data.readers.mapped import Array, mapped
+from fl_lightning.data.readers.memory_map import Array, mapped
 from fl_lightning.errors import UserError, require
-from fl_lightning.likelihoods.names import Name as Task
+from fl_lightning.models.likelihoods import TaskName as Task
 
 VERSION = 1
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fl_lightning.data.augment import Name
 from fl_lightning.data.dataset import Dataset, Source
-from fl_lightning.data.readers import cifar
+from fl_lightning.data.readers import torchvision_files
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,4 @@ class Cifar10(Source):
     augment: Name = "paper"
 
     def load(self) -> Dataset:
-        return cifar.load("CIFAR10", self.root, self.augment)
-
-    def fingerprint(self) -> str | None:
-        return cifar.content("CIFAR10", self.root)
+        return torchvision_files.cifar("CIFAR10", self.root, self.augment)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fl_lightning.data.dataset import Dataset, Source
-from fl_lightning.data.readers import idx
+from fl_lightning.data.readers import torchvision_files
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class FashionMnist(Source):
     root: str | None = None
 
     def load(self) -> Dataset:
-        return idx.load("FashionMNIST", self.root, mean=0.2860, std=0.3530)
+        return torchvision_files.mnist("FashionMNIST", self.root, mean=0.2860, std=0.3530)
 
     def fingerprint(self) -> str | None:
-        return idx.content("FashionMNIST", self.root)
+        return torchvision_files.mnist_content("FashionMNIST", self.root)

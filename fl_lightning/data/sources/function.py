@@ -14,8 +14,8 @@ from fl_lightning.data.augment import Name
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.readers import assemble
 from fl_lightning.errors import UserError, require
-from fl_lightning.inputs import named
-from fl_lightning.likelihoods.names import Name as Task
+from fl_lightning.models.inputs import named
+from fl_lightning.models.likelihoods import TaskName as Task
 
 FUNCTION = "load"
 

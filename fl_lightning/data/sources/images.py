@@ -8,8 +8,8 @@ import numpy as np
 from fl_lightning.data.augment import Name
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.readers import assemble, fingerprint
-from fl_lightning.data.readers.mapped import Array, mapped
-from fl_lightning.data.readers.pictures import decode
+from fl_lightning.data.readers.image_files import decode
+from fl_lightning.data.readers.memory_map import Array, mapped
 from fl_lightning.errors import UserError, require
 
 VERSION = 1

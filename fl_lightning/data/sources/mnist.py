@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fl_lightning.data.dataset import Dataset, Source
-from fl_lightning.data.readers import idx
+from fl_lightning.data.readers import torchvision_files
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Mnist(Source):
     root: str | None = None
 
     def load(self) -> Dataset:
-        return idx.load("MNIST", self.root, mean=0.1307, std=0.3081)
+        return torchvision_files.mnist("MNIST", self.root, mean=0.1307, std=0.3081)
 
     def fingerprint(self) -> str | None:
-        return idx.content("MNIST", self.root)
+        return torchvision_files.mnist_content("MNIST", self.root)

@@ -1,26 +1,31 @@
 """Your own table: one row per sample, a column with the label, perhaps one with the client."""
 
 import gzip
-from dataclasses import dataclass
+import json
+import shlex
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fl_lightning.data.dataset import Dataset, Source
+from fl_lightning.data.preparation import Column, column_of
 from fl_lightning.data.readers import assemble, fingerprint, targets
 from fl_lightning.data.readers.bounds import Bounded, half_of_memory, require_memory
-from fl_lightning.data.readers.mapped import Array, mapped
+from fl_lightning.data.readers.memory_map import Array, mapped
 from fl_lightning.errors import UserError, require
-from fl_lightning.likelihoods.names import Name as Task
+from fl_lightning.models.likelihoods import TaskName as Task
 
 if TYPE_CHECKING:
     import pandas as pd
 
-VERSION = 1
+VERSION = 2  # of prepared copies
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 MOST_CATEGORIES = 50
+# Of float32, which holds the features.
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Table(Source):
         path: The file, .parquet, .csv or .tsv (the latter two also as .gz).
         label: Column of the label; its values, numbers or text, are the classes. Several columns with commas, such as
             height,weight, are the targets of a regression or the labels of a multilabel task.
-        client: Column that names whom a row belongs to, for --data.partition natural; null if there is none.
+        client: Column that names whom a row belongs to, null if there is none. With it data.partition is natural,
+            unless another one is given.
         split: Column that says train or test for each row; null takes a test share.
         drop: Columns that are no features, such as [patient_id].
         test_share: Share of every class that becomes the test set, where no column says; the same for every seed.
@@ -41,6 +47,8 @@ class Table(Source):
             of their standard deviation.
         noise: Standard deviation of the targets of a regression around the model.
     """
+
+    owners_by: ClassVar[str | None] = "client"
 
     path: str = ""
     label: str = ""
@@ -61,7 +69,9 @@ class Table(Source):
         with assemble.blaming(self._file):
             settings |= {"reader": "table", "version": VERSION, **assemble.told(self.task)}
             arrays = mapped({"": self._file}, self._read, settings)
-            return assemble.dataset(arrays, task=self._task(arrays["train_y"]), noise=self.noise)
+            found = assemble.dataset(arrays, task=self._task(arrays["train_y"]), noise=self.noise)
+            columns, targets = (tuple(map(column_of, one)) for one in json.loads(arrays["columns"].tobytes()))
+            return replace(found, columns=columns, target_columns=targets)
 
     def fingerprint(self) -> str:
         return fingerprint.of_files({"": self._file})
@@ -86,9 +96,9 @@ class Table(Source):
             require(
                 not column.startswith("Unnamed:"),
                 f"{column!r} is a column without a name, often an index that was saved by accident; write the table "
-                f"without it, or leave it out by --data.drop ['{column}']",
+                f"without it, or {self._without(column)}",
             )
-            _refuse_gaps(column, table[column])
+            _refuse_gaps(column, table[column], self._without(column))
         task, values = self._targets(table, labels)
         arrays = {"train_x": np.arange(len(table))[:, None], "train_y": values}
         if self.client is not None:
@@ -100,15 +110,29 @@ class Table(Source):
         if "owners" in arrays:  # clients whose rows are all for testing are no clients
             arrays["owners"] = np.unique(arrays["owners"], return_inverse=True)[1]
         train, test = arrays["train_x"][:, 0], arrays["test_x"][:, 0]
-        features = [_features(column, table[column], train) for column in table.columns if column not in named.values()]
+        features = [
+            _features(column, table[column], train, self._without(column))
+            for column in table.columns
+            if column not in named.values()
+        ]
         require(len(features) > 0, "no column is left for the features")
         x = np.concatenate(features, axis=1)
         arrays |= {"train_x": x[train], "test_x": x[test]}
+        features_of = [str(column) for column in table if column not in named.values()]
+        described = [[_described(column, table[column], train) for column in features_of]]
+        described += [[_described(label, table[label], train) for label in labels if task == "regression"]]
         if task == "regression":
-            scaled = np.stack([_standardised(column, train) for column in values.reshape(len(table), -1).T], axis=1)
+            columns = zip(labels, values.reshape(len(table), -1).T, strict=True)
+            scaled = np.stack([_standardised(name, column, train) for name, column in columns], axis=1)
             scaled = scaled[:, 0] if values.ndim == 1 else scaled
             arrays |= {"train_y": scaled[train], "test_y": scaled[test]}
-        return assemble.complete(arrays, self.test_share, task)
+        text = np.frombuffer(json.dumps(described).encode(), np.uint8)
+        return assemble.complete(arrays, self.test_share, task) | {"columns": text}
+
+    def _without(self, column: str) -> str:
+        """How to leave a column out, besides those that are left out already."""
+        columns = json.dumps([*self.drop, column], ensure_ascii=False)
+        return f"leave the column out by {shlex.join(['--data.drop', columns])}"
 
     def _task(self, targets: Array) -> Task:
         """Of prepared targets."""
@@ -161,7 +185,11 @@ def _frame(file: Path) -> "pd.DataFrame":
         if ending in SEPARATORS:
             limit, refusal = half_of_memory(), "it unpacks to more text than the free memory holds; use Parquet"
             with (gzip.open if ending.endswith(".gz") else open)(file, "rb") as raw:
-                table = pd.read_csv(Bounded(raw, limit, refusal), sep=SEPARATORS[ending], low_memory=False)
+                content = Bounded(raw, limit, refusal)
+                head = pd.read_csv(content, sep=SEPARATORS[ending], header=None, nrows=1, dtype=str)
+                _refuse_twice(head.iloc[0].dropna().tolist())  # pandas would call the second y.1
+                content.seek(0)
+                table = pd.read_csv(content, sep=SEPARATORS[ending], low_memory=False)
         else:
             look = parquet.read_metadata(file)
             require_memory(f"{look.num_rows:,} rows of {look.num_columns}", 8 * look.num_rows * look.num_columns)
@@ -172,8 +200,17 @@ def _frame(file: Path) -> "pd.DataFrame":
     except Exception as error:
         raise UserError(f"not a readable {ending} table ({' '.join(str(error).split())[:200]})") from None
     table.columns = table.columns.map(str)
-    require(table.columns.is_unique, f"columns must have different names, got {', '.join(table.columns)}")
+    _refuse_twice(list(table.columns))
     return table
+
+
+def _refuse_twice(names: list[str]) -> None:
+    """Refuse two columns of one name: which of them is meant is the user's decision."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    places = ", ".join(str(place) for place, name in enumerate(names, start=1) if name == twice)
+    require(
+        twice is None, f"columns must have different names, got {twice!r} in columns {places}; rename or remove one"
+    )
 
 
 def _no_column(name: str, known: list[str]) -> UserError:
@@ -183,18 +220,24 @@ def _no_column(name: str, known: list[str]) -> UserError:
     return UserError(f"no column {name!r}: {hint}there are {', '.join(known[:40])}{more}")
 
 
-def _refuse_gaps(name: str, column: "pd.Series[Any]") -> None:
+def _refuse_gaps(name: str, column: "pd.Series[Any]", without: str) -> None:
     """Refuse missing values and infinities: what stands for them is the user's decision."""
     missing = column.isna().to_numpy()
     if missing.any():
         row = int(missing.argmax())
         raise UserError(
             f"column {name!r} has no value in row {row + 1} of {len(column)} ({int(missing.sum())} in all); fill or "
-            f"remove such rows, or leave the column out by --data.drop [{name}]"
+            f"remove such rows, or {without}"
         )
     if column.dtype.kind == "f":
-        infinite = ~np.isfinite(column.to_numpy(np.float64))
-        require(not infinite.any(), f"column {name!r} is infinite in row {int(infinite.argmax()) + 1}; correct it")
+        values = column.to_numpy(np.float64)
+        large = ~(np.abs(values) <= LARGEST)
+        row = int(large.argmax())
+        require(
+            not large.any(),
+            f"column {name!r} must hold numbers of at most {LARGEST:.2g}, got {values[row]:g} in row {row + 1}; "
+            f"correct it, remove the row, or {without}",
+        )
 
 
 def _classes(name: str, column: "pd.Series[Any]") -> Array:
@@ -215,26 +258,40 @@ def _numbered(column: "pd.Series[Any]") -> tuple[list[Any], Array]:
     return values.tolist(), numbers.astype(np.int64)
 
 
-def _standardised(values: Array, train: Array) -> Array:
+def _standardised(name: str, values: Array, train: Array) -> Array:
     """With mean 0 and standard deviation 1 in the training rows."""
     spread = values[train].std()
     scaled: Array = (values - values[train].mean()) / (spread if spread > 0 else 1.0)
+    row = int(np.abs(scaled).argmax())
+    require(
+        abs(scaled[row]) <= LARGEST,
+        f"column {name!r} must hold numbers of one scale, got {values[row]:g} in row {row + 1}, too far from the "
+        "training rows; correct it or remove the row",
+    )
     return scaled.astype(np.float32)
 
 
-def _features(name: str, column: "pd.Series[Any]", train: Array) -> Array:
+def _features(name: str, column: "pd.Series[Any]", train: Array, without: str) -> Array:
     """Numbers standardised by the training rows, text as one column of 0 and 1 for each value."""
     if column.dtype.kind in "biuf":
-        return _standardised(column.to_numpy(np.float64), train)[:, None]
+        return _standardised(name, column.to_numpy(np.float64), train)[:, None]
     require(
         column.dtype.kind not in "mMc",
-        f"column {name!r} holds {column.dtype}; turn it into numbers, or leave it out by --data.drop [{name}]",
+        f"column {name!r} holds {column.dtype}; turn it into numbers, or {without}",
     )
     categories, numbers = _numbered(column)
     require(
         len(categories) <= MOST_CATEGORIES,
         f"column {name!r} holds text with {len(categories):,} different values, more than {MOST_CATEGORIES}; turn it "
-        f"into numbers, or leave it out by --data.drop [{name}]",
+        f"into numbers, {without}, or save it by `datasets` and train on the text by --data hf (docs/data.md)",
     )
     indicators: Array = numbers[:, None] == np.arange(len(categories))
     return indicators.astype(np.float32)
+
+
+def _described(name: str, column: "pd.Series[Any]", train: Array) -> Column:
+    """How a column becomes features, for those who bring other rows."""
+    if column.dtype.kind not in "biuf":
+        return Column(name, values=tuple(_numbered(column)[0]))
+    values = column.to_numpy(np.float64)[train]
+    return Column(name, float(values.mean()), float(values.std()) or 1.0)

@@ -1,0 +1,1 @@
+"""What a run measures: every metric by its name."""

@@ -1,0 +1,100 @@
+"""A network linearised at its mean, layer by layer: no Jacobian is formed.
+
+In a linear layer with inputs a~ = (a, 1) and slopes g_k of the logit f_k at its outputs, the Jacobian of f_k is the
+outer product g_k a~^T; in a convolution it is the sum of those of its places. The two are kept apart.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_lightning.curvature import layers
+from fl_lightning.curvature.layers import Call
+from fl_lightning.errors import UserError, require
+from fl_lightning.models.inputs import Inputs
+from fl_lightning.models.task import Task, Weights
+
+
+class Layer(NamedTuple):
+    """One layer of a linearised network.
+
+    Attributes:
+        rows: a~, samples x places x inputs, the one for the bias last.
+        slopes: g_k, samples x classes x places x outputs.
+    """
+
+    rows: Tensor
+    slopes: Tensor
+
+
+class Linearised(NamedTuple):
+    """The logits of some inputs, and how they change with the parameters of every layer, by the name of its weight."""
+
+    logits: Tensor
+    layers: dict[str, Layer]
+
+
+def linearise(task: Task, weights: Weights, x: Inputs, last_only: bool = False) -> Linearised:
+    """Logits and slopes in evaluation mode: one forward pass, and a backward pass for each class.
+
+    Args:
+        task: The network.
+        weights: Where it is linearised.
+        x: Inputs.
+        last_only: Whether the last layer is enough, which needs no backward pass.
+    """
+    was_training = task.model.training
+    task.model.eval()
+    try:
+        recording = layers.record(task, weights, x)
+        logits = recording.logits.detach()
+        if last_only:
+            last = last_call(recording)
+            slopes = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)
+            slopes = slopes[None, :, None].expand(len(logits), -1, -1, -1)
+            return Linearised(logits, {last.weight: Layer(rows_of(last), slopes)})
+        require_plain(recording)
+        outputs = [call.output for call in recording.calls]
+        found: list[list[Tensor]] = [[] for _ in outputs]
+        for k in range(logits.shape[1]):
+            seed = torch.zeros_like(logits)
+            seed[:, k] = 1
+            pushed = torch.autograd.grad(recording.logits, outputs, seed, retain_graph=True)
+            for kept, call, slope in zip(found, recording.calls, pushed, strict=True):
+                rows = layers.slope_rows(call.layer, slope)
+                kept.append(rows.view(len(logits), -1, rows.shape[1]))
+        named = {
+            call.weight: Layer(rows_of(call), torch.stack(kept, 1))
+            for call, kept in zip(recording.calls, found, strict=True)
+        }
+        return Linearised(logits, named)
+    finally:
+        task.model.train(was_training)
+
+
+def rows_of(call: Call) -> Tensor:
+    """a~ of every sample and place."""
+    rows = layers.input_rows(call.layer, call.input)
+    rows = rows.view(len(call.input), -1, rows.shape[1])
+    return rows if call.bias is None else torch.cat([rows, torch.ones_like(rows[..., :1])], dim=2)
+
+
+def require_plain(recording: layers.Recording) -> None:
+    """Refuse a network with parameters outside of linear and convolutional layers."""
+    require(
+        not recording.rest,
+        "this form of the posterior knows linear and convolutional layers that are used once, got the parameter "
+        f"{''.join(recording.rest[:1])}, which is of another kind; use --uncertainty.form last_layer",
+    )
+
+
+def last_call(recording: layers.Recording) -> Call:
+    """The linear layer whose outputs are the logits."""
+    for call in reversed(recording.calls):
+        if call.gives(recording.logits):
+            return call
+    raise UserError(
+        "uncertainty.form last_layer expected a network that ends in a linear layer, got one whose logits are computed "
+        "otherwise; use another --uncertainty.form"
+    )

@@ -1,0 +1,170 @@
+"""The final round: the curvature of every client's data at the common mean, and their sum.
+
+    H = sum_n pi_n H_n,  pi_n = m_n / m
+
+H_n is the mean curvature of client n's samples: the diagonal or the full Gauss-Newton matrix, or the Kronecker factors
+A and G of every layer. All of these are means over samples at one model, so that H is the curvature of the pooled data,
+whatever the partition; there is no error of aggregation. Nobody trains, and everybody takes part once.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_lightning.curvature import full, kronecker_factors, layers, softmax_hessian
+from fl_lightning.curvature.fisher import diagonal_fisher
+from fl_lightning.curvature.gauss_newton import require_cross_entropy
+from fl_lightning.curvature.per_sample import RULES
+from fl_lightning.data.batches import ClientData
+from fl_lightning.errors import require
+from fl_lightning.metrics.uncertainty.linearised import last_call, require_plain, rows_of
+from fl_lightning.metrics.uncertainty.settings import Form, Slopes
+from fl_lightning.models.task import Task, Weights
+from fl_lightning.params import Params, weighted_sum
+from fl_lightning.system import activity, memory
+
+MATRIX = "matrix"
+# Kronecker factors are named by their layer's weight after these.
+INPUTS, SLOPES = "inputs:", "slopes:"
+
+
+class Pooled(NamedTuple):
+    """What the server knows after the final round.
+
+    Attributes:
+        curvature: H by named tensors, in float64.
+        loss: Mean training loss at the mean.
+        samples: m.
+        sent: Numbers that the clients have sent; of a symmetric matrix, its upper triangle.
+    """
+
+    curvature: Params
+    loss: float
+    samples: int
+    sent: int
+
+
+def final_round(task: Task, weights: Weights, clients: Sequence[ClientData], form: Form, slopes: Slopes) -> Pooled:
+    """The curvature of all clients' data at one model, and their mean loss there."""
+    clients = [data for data in clients if len(data)]
+    total = sum(map(len, clients))
+    check(task, weights, clients[0], form)
+    messages: list[Params] = []
+    losses, sent = 0.0, 0
+    for number, data in enumerate(clients):
+        activity.say(f"final round, {number} of {len(clients)} clients")
+        message = of_client(task, weights, data, form, slopes)
+        losses += total_loss(task, weights, data)
+        sent += sum(_size(value) for value in message.values()) + 1
+        shares = [len(data) / total] if not messages else [1.0, len(data) / total]
+        messages = [weighted_sum([*messages, message], shares)]
+    require_finite(messages[0])
+    return Pooled(messages[0], losses / total, total, sent)
+
+
+def require_finite(curvature: Params) -> None:
+    """Refuse a curvature from which no posterior can be made."""
+    for name, value in curvature.items():
+        require(
+            bool(torch.isfinite(value).all()),
+            f"the curvature at the final model is not finite ({name}): training has diverged; lower training.lr",
+        )
+
+
+def check(task: Task, weights: Weights, data: ClientData, form: Form) -> None:
+    """Refuse a network that the form does not know, and a matrix for which there is no memory."""
+    require_cross_entropy(task)
+    recording = _recorded(task, weights, data.fetch(data.indices[:1])[0])
+    if form == "last_layer":
+        call = last_call(recording)
+        size = sum(weights.params[name].numel() for name in call.names)
+    else:
+        require_plain(recording)
+        size = task.num_params
+    if form in ("full", "last_layer"):
+        needed, free = 5 * 8 * size**2, memory.available(task.device)  # the sum, a client's, and what eigh takes
+        require(
+            free is None or needed <= free,
+            f"uncertainty.form {form} of {size:,} parameters takes about {memory.in_words(needed)}, but "
+            f"{memory.in_words(free or 0)} are free; use --uncertainty.form kron",
+        )
+
+
+def of_client(task: Task, weights: Weights, data: ClientData, form: Form, slopes: Slopes) -> Params:
+    """What one client sends: the mean curvature of its samples at the mean."""
+    match form:
+        case "diagonal":
+            if slopes == "empirical":
+                return diagonal_fisher(task, weights, data, "per_sample", None)
+            return diagonal_gauss_newton(task, weights, data)
+        case "kron":
+            found = kronecker_factors.factors(task, weights, data, slopes)
+            named = {f"{INPUTS}{name}": value for name, value in found.inputs.items()}
+            return named | {f"{SLOPES}{name}": value for name, value in found.slopes.items()}
+        case "last_layer":
+            return {MATRIX: last_layer(task, weights, data)}
+        case "full":
+            return {MATRIX: full.at(task, weights, data)}
+
+
+def diagonal_gauss_newton(task: Task, weights: Weights, data: ClientData) -> Params:
+    """The diagonal of (1/m) sum_i J_i^T (diag p_i - p_i p_i^T) J_i, by a backward pass for each class.
+
+    With diag p - p p^T = sum_k p_k (e_k - p)(e_k - p)^T it is a sum of squares of pushed-back slopes.
+    """
+    total: Params = {}
+    for x, _ in data.blocks():
+        recording = _recorded(task, weights, x)
+        outputs = [call.output for call in recording.calls]
+        p = recording.logits.detach().softmax(1)
+        for k in range(p.shape[1]):
+            seed = -p.clone()
+            seed[:, k] += 1
+            pushed = torch.autograd.grad(
+                recording.logits, outputs, p[:, k : k + 1].sqrt() * seed, retain_graph=k + 1 < p.shape[1]
+            )
+            for call, slope in zip(recording.calls, pushed, strict=True):
+                squares = RULES[type(call.layer)](call.layer, call.input, slope)
+                require(squares is not None, f"the layer of {call.weight} takes inputs of an unknown shape; use kron")
+                for name, value in zip(call.names, squares or (), strict=False):
+                    share = value.double() / len(data)
+                    total[name] = total[name].add_(share) if name in total else share
+    return {name: total[name] for name in weights.params}
+
+
+def last_layer(task: Task, weights: Weights, data: ClientData) -> Tensor:
+    """The full Gauss-Newton matrix of the last layer, which is the Hessian of its loss."""
+    first = last_call(_recorded(task, weights, data.fetch(data.indices[:1])[0]))
+
+    def samples() -> list[tuple[Tensor, Tensor]]:
+        found = []
+        for x, _ in data.blocks():
+            recording = _recorded(task, weights, x)
+            rows = rows_of(last_call(recording)).squeeze(1)
+            pairs = softmax_hessian.pair_weights(recording.logits.detach().double()) / len(data)
+            found.append((rows.double(), pairs))
+        return found
+
+    return softmax_hessian.hessian(samples(), {name: weights.params[name].double() for name in first.names})
+
+
+def _recorded(task: Task, weights: Weights, x: Tensor) -> layers.Recording:
+    was_training = task.model.training
+    task.model.eval()
+    try:
+        return layers.record(task, weights, x)
+    finally:
+        task.model.train(was_training)
+
+
+def total_loss(task: Task, weights: Weights, data: ClientData) -> float:
+    """The sum of the losses of all samples."""
+    with task.evaluating():
+        return sum(float(task.likelihood(task.logits(weights, x), y, reduction="sum")) for x, y in data.blocks())
+
+
+def _size(value: Tensor) -> int:
+    symmetric = value.dim() == 2 and value.shape[0] == value.shape[1] and bool(torch.equal(value, value.T))
+    return value.shape[0] * (value.shape[0] + 1) // 2 if symmetric else value.numel()

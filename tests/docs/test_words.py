@@ -1,0 +1,91 @@
+"""Documents stay short and plain: words per page, long sentences, and habits that slow readers down."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+# Words outside of code blocks for each page; ALL_PAGES counts code, too.
+LIMITS = {"methods": 3_600, "results": 5_000, "claims": 2_500, "data": 2_000, "extending": 2_000, "fola": 2_200}
+ANY_PAGE, ALL_PAGES, README = 1_500, 25_000, 700
+HABITS_IN_CODE = 171  # of docstrings, comments and messages; lower it when you mend some
+LONGEST = 25  # words of a sentence; more are allowed in one sentence of twenty
+HABITS = {
+    "a person in place of code": r"\b(?:nobody|whoever|somebody|everybody|anybody)\b",
+    "'is told' in place of what happens": r"\b(?:is|are|was|were|being) told\b",
+    "a negated noun": r"(?<!there )\b(?:is|are|be) no (?!such|longer|more|less|later|sooner|better|worse|larger)\w+",
+}
+
+
+def prose(text: str) -> str:
+    """A page without code blocks, inline code and addresses of links."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"(?:(?<=\n\n)|\A)(?: {4}.*\n(?:\n(?= {4}))?)+", "", text)
+    text = re.sub(r"`[^`\n]*`|<[^>\n]+>", "x", text)
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def words(text: str) -> list[str]:
+    return [word for word in text.split() if re.search(r"\w", word)]
+
+
+def sentences(text: str) -> list[str]:
+    """Paragraphs and bullets of a page, cut at full stops and semicolons; tables and headings have no sentences."""
+    lines = [line for line in text.splitlines() if not re.match(r"\s*[|#!]", line)]
+    blocks = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) ", "\n".join(lines))
+    return [s for block in blocks for s in re.split(r"(?<=[.!?;:])\s+(?=[^a-z]|[a-z])", " ".join(block.split())) if s]
+
+
+def habits(text: str) -> list[str]:
+    return [f"{what}: {match.group()}" for what, found in HABITS.items() for match in re.finditer(found, text, re.I)]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
+def test_a_page_is_short_and_plain(page):
+    text = prose(page.read_text())
+    limit = README if page.stem == "README" else LIMITS.get(page.stem, ANY_PAGE)
+    assert len(words(text)) <= limit
+    assert not habits(text)
+    found = sentences(text)
+    long = [sentence for sentence in found if len(words(sentence)) > LONGEST]
+    assert len(long) <= len(found) / 20, long
+
+
+def test_habits_leave_the_code():
+    files = [path for package in ("fl_lightning", "tune", "analysis") for path in (ROOT / package).rglob("*.py")]
+    found = [f"{path.relative_to(ROOT)}: {habit}" for path in files for habit in habits(path.read_text())]
+    assert len(found) <= HABITS_IN_CODE, "\n".join(found)
+
+
+def test_all_pages_together():
+    assert sum(len(words(page.read_text())) for page in PAGES) <= ALL_PAGES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_begins_with_its_question_and_the_answer(page):
+    question, blank, answer = page.read_text().splitlines()[:3]
+    assert question.startswith("# ")
+    assert question.endswith("?")
+    assert not blank
+    assert re.match(r"[A-Z`]", answer)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "found"),
+    [
+        ("Whoever consumes it measures.", 1),
+        ("The client is told what others know.", 1),
+        ("The ground is no sample.", 1),
+        ("It is no longer there, and no larger than before.", 0),
+        ("There is no such file; there are no runs.", 0),
+    ],
+)
+def test_habits_are_found(sentence, found):
+    assert len(habits(sentence)) == found
+
+
+def test_code_is_not_counted():
+    text = "One two.\n\n    three four\n\n```bash\nfive\n```\n\n`six seven` [eight](nine.md)\n"
+    assert words(prose(text)) == ["One", "two.", "x", "[eight]"]
