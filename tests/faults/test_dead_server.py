@@ -6,8 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import Event
 
 import pytest
 from mlflow import MlflowClient
@@ -21,6 +20,7 @@ from fl_lightning.runs.tracking import live_copy, store
 from fl_lightning.runs.tracking.live_copy import LiveCopy
 from fl_lightning.runs.tracking.sync import Account
 from tests.support.servers import free_port, wait_for
+from tests.support.web import QuietHandler, serving
 from tests.support.workers import SETTINGS
 
 pytestmark = pytest.mark.system
@@ -97,10 +97,10 @@ def test_a_run_survives_its_server(server, tmp_path, capsys):
     assert "rounds.parquet" in {item.path for item in client.list_artifacts(run.info.run_id)}
 
 
-class Failing(BaseHTTPRequestHandler):
+class Failing(QuietHandler):
     """Answers 500 to everything, or nothing at all for as long as the test takes."""
 
-    def do_GET(self):
+    def do_GET(self):  # noqa: N802 - as the standard library calls it
         if self.server.silent:
             self.server.over.wait()
         self.send_response(500)
@@ -108,22 +108,17 @@ class Failing(BaseHTTPRequestHandler):
 
     do_POST = do_GET  # noqa: N815 - as the standard library calls it
 
-    def log_message(self, *_):
-        pass
-
 
 @pytest.mark.parametrize("kind", ["failing", "silent", "refusing connections"])
 def test_a_run_starts_and_ends_without_its_server(tmp_path, monkeypatch, capsys, kind):
     monkeypatch.setattr(store, "PATIENCE_SECONDS", 0.2)
     config = replace(CONFIG, federation=replace(CONFIG.federation, rounds=2))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Failing) as server:
+    with serving(Failing) as server:
         server.silent, server.over = kind == "silent", Event()
         port = free_port() if kind == "refusing connections" else server.server_port
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-        Thread(target=server.serve_forever, daemon=True).start()
         result = experiment.run(config, tmp_path)
         server.over.set()
-        server.shutdown()
     assert (result.status, result.unsent, result.run_id, len(result.history)) == ("finished", True, "", 2)
     words = capsys.readouterr().err.splitlines()
     assert [("the computation goes on" in line, "sends the rest" in line) for line in words] == [
@@ -187,13 +182,10 @@ def wait_until(is_so):
     assert is_so()
 
 
-class Healthy(BaseHTTPRequestHandler):
-    def do_GET(self):
+class Healthy(QuietHandler):
+    def do_GET(self):  # noqa: N802 - as the standard library calls it
         self.send_response(200)
         self.end_headers()
-
-    def log_message(self, *_):
-        pass
 
 
 def test_what_was_kept_is_sent_when_the_server_is_back(tmp_path, monkeypatch, capsys):
@@ -206,12 +198,10 @@ def test_what_was_kept_is_sent_when_the_server_is_back(tmp_path, monkeypatch, ca
     copy = LiveCopy(tmp_path, after(0))
     assert not copy.flush(after(3))
     assert written == []
-    with ThreadingHTTPServer(("127.0.0.1", port), Healthy) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+    with serving(Healthy, port):
         wait_until(lambda: written == [3])
         assert copy.flush(after(4))
         assert written == [3, 4]
-        server.shutdown()
     first, second = capsys.readouterr().err.splitlines()
     assert "does not answer; the computation goes on" in first
     assert "answers again" in second

@@ -2,10 +2,7 @@
 
 import os
 import pickle
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -27,6 +24,7 @@ from tests.support.cifar_files import (
     packed,
     write,
 )
+from tests.support.web import serving_files
 
 
 @pytest.fixture(params=sorted(SOURCES))
@@ -49,14 +47,9 @@ def server(tmp_path, name, monkeypatch):
     folder = tmp_path / "server"
     folder.mkdir()
     (folder / ARCHIVES[name]).write_bytes(archive(name))
-    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
-    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}/{ARCHIVES[name]}"
-    monkeypatch.setattr(getattr(datasets, name), "url", address)
-    yield folder
-    server.shutdown()
-    server.server_close()
+    with serving_files(folder) as address:
+        monkeypatch.setattr(getattr(datasets, name), "url", address + ARCHIVES[name])
+        yield folder
 
 
 def check(name, data):

@@ -5,10 +5,7 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import torch
@@ -22,6 +19,7 @@ from fl_lightning.data.sources.digits import Digits
 from fl_lightning.data.sources.fashion_mnist import FashionMnist
 from fl_lightning.data.sources.mnist import Mnist
 from fl_lightning.errors import UserError
+from tests.support.web import serving_files
 
 DOWNLOADED = {"MNIST": Mnist, "FashionMNIST": FashionMnist}
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -66,18 +64,11 @@ def mirror(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
     packed = {f"{file}.gz": gzip.compress(data) for file, data in small_files().items()}
     folder = write(tmp_path / "mirror", packed)
-    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    monkeypatch.setattr(
-        getattr(datasets, name), "mirrors", ["http://127.0.0.1:9/", f"http://127.0.0.1:{server.server_port}/"]
-    )
     checksums = [(file, hashlib.md5(data).hexdigest()) for file, data in packed.items()]
     monkeypatch.setattr(getattr(datasets, name), "resources", checksums)
-    yield folder
-    server.shutdown()
-    server.server_close()
+    with serving_files(folder) as address:
+        monkeypatch.setattr(getattr(datasets, name), "mirrors", ["http://127.0.0.1:9/", address])
+        yield folder
 
 
 def source(name: str, root: Path) -> Source:
