@@ -68,7 +68,7 @@ def installed():
 
 
 def private_names(path):
-    """What a file takes from torch or Lightning by a name that begins with an underscore, down to that name."""
+    """What a file takes from torch, Lightning or Ray by a name that begins with an underscore, down to that name."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
@@ -77,23 +77,26 @@ def private_names(path):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute):
             found.add(ast.unparse(node))
-    private = re.compile(r"(torch|nn|pytorch_lightning|pl|lightning_fabric)(\.\w+)*?\._[A-Za-z]\w*")
+    private = re.compile(r"(torch|nn|pytorch_lightning|pl|lightning_fabric|ray)(\.\w+)*?\._[A-Za-z]\w*")
     return {match[0] for match in map(private.match, found) if match is not None}
 
 
-# What only private names give, and the one module that uses each and says why.
+# What only private names give, and the modules that use each and say why.
 PRIVATE = {
-    "torch.utils._pytree": "fl_lightning/system/trees.py",
-    "torch._foreach_add_": "fl_lightning/params.py",
-    "torch._foreach_copy_": "fl_lightning/params.py",
-    "torch._foreach_lerp_": "fl_lightning/params.py",
+    ("torch.utils._pytree", "fl_lightning/system/trees.py"),
+    ("torch._foreach_add_", "fl_lightning/params.py"),
+    ("torch._foreach_copy_", "fl_lightning/params.py"),
+    ("torch._foreach_lerp_", "fl_lightning/params.py"),
+    ("ray._private", "fl_lightning/engines/parallel/ray_loopback.py"),
+    ("ray._raylet", "fl_lightning/engines/parallel/ray_loopback.py"),
+    ("ray._private", "fl_lightning/engines/parallel/ray_cluster.py"),
 }
 
 
-def test_private_names_of_libraries_are_used_in_one_module_each():
+def test_private_names_of_libraries_are_used_where_it_is_said():
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    used = [(name, str(path.relative_to(ROOT))) for path in files for name in private_names(path)]
-    assert sorted(used) == sorted(PRIVATE.items())
+    used = {(name, str(path.relative_to(ROOT))) for path in files for name in private_names(path)}
+    assert used == PRIVATE
 
 
 def distributions_of(module):

@@ -23,7 +23,7 @@ SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_DEDUP_LOGS": "0",
-    "RAY_worker_niceness": "0",  # workers are as nice as who has started them: whoever wants more says `nice`
+    "RAY_worker_niceness": "0",  # workers keep the niceness of the process that starts them
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -200,7 +200,7 @@ def _no_farewell() -> None:
 def _joinable() -> str:
     """The cluster that this machine belongs to; `auto` of Ray takes any, also the private one of another sweep.
 
-    Ray would then ask for a minute whether it may join.
+    Ray would then ask for a minute whether it may join, and it has no public list of the clusters of a machine.
     """
     from ray._private import services
 

@@ -1,7 +1,9 @@
-"""A local Ray cluster that nobody else can reach: it listens on the loopback interface, and asks for a token.
+"""A private local Ray cluster: it listens on the loopback interface alone, and asks for a token.
 
-`ray.init` replaces a loopback address by one that other machines can reach, so that they may join. Where Ray knows
-no clusters (macOS, Windows) it does not, and then all of its servers bind to the address they are given.
+Ray has no public way to this. `ray.init` and `ray start --node-ip-address 127.0.0.1` both replace the loopback address by
+one that other machines can reach, so that they may join (Ray 2.60). Where Ray knows no clusters (macOS, Windows) it keeps
+the address, and all of its servers bind to it: hence the constant. Ray reads the token once per process, and a second
+cluster of the same process has another token: hence the reset.
 """
 
 import os
@@ -17,7 +19,7 @@ MODE, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 
 @contextmanager
 def private() -> Iterator[None]:
-    """Whatever Ray is started in the block is for this process and those that it starts, who inherit the token."""
+    """A Ray that is started in the block belongs to this process and to its children, which inherit the token."""
     before = {name: os.environ.get(name) for name in (MODE, TOKEN)}
     os.environ.update({MODE: "token", TOKEN: secrets.token_hex(32)})
     read_again()
@@ -38,7 +40,7 @@ def private() -> Iterator[None]:
 
 
 def read_again() -> None:
-    """Let Ray look at the environment's token again; it remembers the one it has seen first."""
+    """Let Ray look at the environment's token again; it keeps the first that it has seen."""
     if "ray" in sys.modules:
         from ray import _raylet
 
