@@ -1,9 +1,9 @@
 """A private local Ray cluster: it listens on the loopback interface alone, and asks for a token.
 
-Ray has no public way to this. `ray.init` and `ray start --node-ip-address 127.0.0.1` both replace the loopback address by
-one that other machines can reach, so that they may join (Ray 2.60). Where Ray knows no clusters (macOS, Windows) it keeps
-the address, and all of its servers bind to it: hence the constant. Ray reads the token once per process, and a second
-cluster of the same process has another token: hence the reset.
+Ray has no public way to this. `ray.init` and `ray start --node-ip-address 127.0.0.1` both replace the loopback address
+by one that other machines can reach, so that they may join (Ray 2.60). Where Ray knows no clusters (macOS, Windows) it
+keeps the address, and all of its servers bind to it: hence the constant. Ray reads the token once per process, and a
+second cluster of the same process has another token: hence the reset.
 """
 
 import os
