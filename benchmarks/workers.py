@@ -22,14 +22,14 @@ from fl_lightning.data.partition import Split, partition
 from fl_lightning.engines.base import Engine
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.parallel.engine import Parallel
-from fl_lightning.engines.parallel.executor import Crew, Workers, pool_of
+from fl_lightning.engines.parallel.executor import Executor, Workers, pool_of
 from fl_lightning.federation import Federation
 from fl_lightning.loop import Problem, federate
 from fl_lightning.method import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.metrics.metric import Measurement
-from fl_lightning.metrics.round_metrics import ClientJudge, measure
+from fl_lightning.metrics.round_metrics import ClientEvaluator, measure
 from fl_lightning.models.networks.cnn import Cnn
 from fl_lightning.models.networks.mlp import Mlp
 from fl_lightning.models.task import Task
@@ -70,13 +70,13 @@ def _compare(work: Work, method: Method, aim: float, pool: Any) -> list[Row]:
     ]
 
 
-def rounds(work: Work, method: Method, engine: Engine, crew: Crew = 1) -> Iterator[Measurement]:
+def rounds(work: Work, method: Method, engine: Engine, executor: Executor = 1) -> Iterator[Measurement]:
     """The rounds of a work, measured: by the workers, if there are any."""
     task = Task(deepcopy(work.model))
-    judge = ClientJudge(task) if isinstance(engine, Parallel) else None
+    judge = ClientEvaluator(task) if isinstance(engine, Parallel) else None
     federation = Federation(rounds=work.rounds + 1, cohort=work.cohort)
     problem = Problem(task, work.dataset, work.clients, seed=work.seed, judge=judge)
-    records = federate(method, problem, work.training, federation, engine, workers=crew)
+    records = federate(method, problem, work.training, federation, engine, workers=executor)
     return (measure(method, task, work.dataset, record) for record in records)
 
 

@@ -15,7 +15,7 @@ from .federation import Federation as Federation
 from .loop import Problem as Problem
 from .loop import federate as federate
 from .method import Method as Method
-from .metrics.round_metrics import ClientJudge as ClientJudge
+from .metrics.round_metrics import ClientEvaluator as ClientEvaluator
 from .metrics.round_metrics import measure as measure
 from .metrics.round_metrics import score as score
 from .metrics.uncertainty.settings import Uncertainty as Uncertainty

@@ -21,7 +21,7 @@ from fl_lightning.data.batches import Plan
 from fl_lightning.method import Context, Method, Step, frozen
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.optimisers import is_usual
-from fl_lightning.optimisers.base import Rule, Slopes
+from fl_lightning.optimisers.base import Gradients, LocalOptimiser
 from fl_lightning.optimisers.sgd import moving
 from fl_lightning.params import Params, all_finite, zip_map
 from fl_lightning.penalty import Penalty
@@ -51,7 +51,7 @@ class ClientModule(pl.LightningModule):
         self.weights: Params = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
         self.values = zip_map(torch.detach, self.weights)
         self.frozen, self.needs_squares = frozen(method, context), method.traits.needs_squares
-        self.rule_optimiser = self._rule_optimiser(context)
+        self.own_optimiser = self._own_optimiser(context)
         self.prior_loss = self._prior_loss(context)
         self.likelihood_gradient: Params = {}
         self.prior_gradient: Params = {}
@@ -61,8 +61,8 @@ class ClientModule(pl.LightningModule):
     @override
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """A method's own optimiser may want the gradient at another point; squares are taken there, too."""
-        if self.rule_optimiser is not None:
-            self.rule_optimiser.go_to_point()
+        if self.own_optimiser is not None:
+            self.own_optimiser.go_to_point()
         if self.needs_squares:
             weights = Weights(self.values, dict(self.model.named_buffers()))
             self.squares = squared_gradients(self.task, weights, *batch)
@@ -100,8 +100,8 @@ class ClientModule(pl.LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         training, num_steps = self.plan.training, self.plan.num_steps
-        if self.rule_optimiser is not None:
-            return self.rule_optimiser
+        if self.own_optimiser is not None:
+            return self.own_optimiser
         optimiser = torch_optimiser(training, moving(self.weights, self.frozen).values())
         if training.is_steady:
             return optimiser
@@ -122,19 +122,19 @@ class ClientModule(pl.LightningModule):
             loss=self.losses[-1],
         )
 
-    def _rule_optimiser(self, context: Context) -> "RuleOptimiser | None":
+    def _own_optimiser(self, context: Context) -> "TorchOptimiser | None":
         """The method's own optimiser; None where the settings name one of torch's."""
         method, plan = self.method, self.plan
 
-        def rule_at(step: int) -> Rule:
+        def optimiser_at(step: int) -> LocalOptimiser:
             return method.local_optimiser(plan.training.at(step, plan.num_steps), context)
 
         usual = is_usual(method.local_optimiser(plan.training, context))
-        return None if usual else RuleOptimiser(rule_at, self.weights, self.frozen, plan)
+        return None if usual else TorchOptimiser(optimiser_at, self.weights, self.frozen, plan)
 
     def _prior_loss(self, context: Context) -> Callable[[Params], tuple[Tensor, Params]] | None:
         """Value and gradient of the method's penalty at the parameters of a step; None without a penalty."""
-        penalty, optimiser = self.method.penalty(context), self.rule_optimiser
+        penalty, optimiser = self.method.penalty(context), self.own_optimiser
         if penalty is None:
             return None
         return penalty.along_path() if optimiser is None else partial(optimiser.prior_loss, penalty)
@@ -166,21 +166,23 @@ def torch_optimiser(training: Training, params: Iterable[Tensor]) -> torch.optim
     return cls(params, lr=lr, betas=(training.beta1, training.beta2), eps=training.eps, weight_decay=decay)
 
 
-class RuleOptimiser(torch.optim.Optimizer):
+class TorchOptimiser(torch.optim.Optimizer):
     """A method's own rule as an optimiser of torch.
 
     Attributes:
         theta: The model. During forward and backward pass the parameters are at the rule's point instead.
-        rule_state: What the rule remembers.
+        optimiser_state: What the rule remembers.
         prior_gradient: Of the prior loss at theta.
     """
 
-    def __init__(self, rule_at: Callable[[int], Rule], weights: Params, frozen: frozenset[str], plan: Plan) -> None:
+    def __init__(
+        self, optimiser_at: Callable[[int], LocalOptimiser], weights: Params, frozen: frozenset[str], plan: Plan
+    ) -> None:
         super().__init__(weights.values(), {"lr": plan.training.lr})
-        self.rule_at, self.weights, self.frozen, self.plan = rule_at, weights, frozen, plan
+        self.optimiser_at, self.weights, self.frozen, self.plan = optimiser_at, weights, frozen, plan
         self.theta = zip_map(lambda weight: weight.detach().clone(), weights)
-        self.number, self.rule = 0, rule_at(0)
-        self.rule_state = self.rule.init(moving(self.theta, frozen))
+        self.number, self.optimiser = 0, optimiser_at(0)
+        self.optimiser_state = self.optimiser.init(moving(self.theta, frozen))
         self.noise: Params = {}
         self.prior_gradient: Params | None = None
 
@@ -188,9 +190,9 @@ class RuleOptimiser(torch.optim.Optimizer):
     def go_to_point(self) -> None:
         """Put the parameters where the likelihood's gradient is to be taken."""
         if not self.plan.training.is_steady:
-            self.rule = self.rule_at(self.number)
-        self.noise = self.plan.noise(self.number, self.theta) if self.rule.draws else {}
-        self._show(self.rule.point(moving(self.theta, self.frozen), self.rule_state, self.noise))
+            self.optimiser = self.optimiser_at(self.number)
+        self.noise = self.plan.noise(self.number, self.theta) if self.optimiser.draws else {}
+        self._show(self.optimiser.point(moving(self.theta, self.frozen), self.optimiser_state, self.noise))
 
     def prior_loss(self, penalty: Penalty, point: Params) -> tuple[Tensor, Params]:
         """P at theta instead of the point; its gradient stays here, apart from the likelihood's."""
@@ -205,8 +207,12 @@ class RuleOptimiser(torch.optim.Optimizer):
                 loss = closure()
         with torch.no_grad():
             free, weights = moving(self.theta, self.frozen), moving(self.weights, self.frozen)
-            slopes = Slopes({name: w.grad for name, w in weights.items() if w.grad is not None}, self.prior_gradient)
-            updated, self.rule_state = self.rule.step(free, self.rule_state, slopes, self.noise, self.number)
+            gradients = Gradients(
+                {name: w.grad for name, w in weights.items() if w.grad is not None}, self.prior_gradient
+            )
+            updated, self.optimiser_state = self.optimiser.step(
+                free, self.optimiser_state, gradients, self.noise, self.number
+            )
             self.theta, self.number = {**self.theta, **updated}, self.number + 1
             self._show(updated)
         return loss

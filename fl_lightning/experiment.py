@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from fl_lightning.engines.parallel.executor import Crew, Workers, hired
+from fl_lightning.engines.parallel.executor import Executor, Workers, executing
 from fl_lightning.errors import Diverged, require
 from fl_lightning.federation import cohort_size
 from fl_lightning.loop import federate
@@ -39,7 +39,7 @@ def run(
     fresh: bool = False,
     watch: Watch | None = None,
     tags: Mapping[str, str] = MappingProxyType({}),
-    workers: Crew = 1,
+    workers: Executor = 1,
     stop: Stop | None = None,
 ) -> Result:
     """Run a configuration, or go on where an earlier process stopped; a finished run is only read.
@@ -131,11 +131,11 @@ def _computed(config: RunConfig, out: Path, options: RunOptions) -> Rounds:
         config.compute.device != "cpu" or not isinstance(options.workers, Workers) or not options.workers.resources.gpu,
         "compute.device is cpu, but workers are to have GPUs; leave out --resources.gpu, or --compute.device",
     )
-    with hired(config.engine, options.workers, most, config.compute.threads) as engine:
+    with executing(config.engine, options.workers, most, config.compute.threads) as engine:
         records: Iterator[RoundRecord] = iter(())
         if not is_over:  # settings are refused here, before anything is written
             if engine is not config.engine:  # in one process several models are measured faster at once
-                problem = problem._replace(judge=evaluator.judge)
+                problem = problem._replace(evaluate_clients=evaluator.evaluate_clients)
             snapshot = saved.snapshot if saved else None
             records = federate(config.method, problem, config.training, config.federation, engine, snapshot)
         with OpenRun(config, out, options, problem, history) as open_run:

@@ -16,7 +16,7 @@ from fl_lightning.data.model_checks import check_batches, check_fit, smallest_ba
 from fl_lightning.data.shares import sizes_of
 from fl_lightning.engines.base import Engine, Fit
 from fl_lightning.engines.functional import Functional
-from fl_lightning.engines.parallel.executor import Crew, hired
+from fl_lightning.engines.parallel.executor import Executor, executing
 from fl_lightning.engines.returned import (
     check_context,
     check_first_state,
@@ -61,8 +61,8 @@ class Problem(NamedTuple):
         clients: Indices into the training set, one tensor per client; empty ones never take part.
         holdout: Indices of training samples that belong to no client, for methods whose server has data.
         seed: Key of all random draws.
-        judge: Measures clients where they were trained, such as `ClientJudge`; without one, the caller measures the
-            records.
+        evaluate_clients: Measures clients where they were trained, such as `ClientEvaluator`; without one, the caller
+            measures the records.
     """
 
     task: Task
@@ -70,7 +70,7 @@ class Problem(NamedTuple):
     clients: Sequence[Tensor]
     holdout: Tensor = torch.empty(0, dtype=torch.long)
     seed: int = 0
-    judge: "Judge | None" = None
+    evaluate_clients: "EvaluateClients | None" = None
 
 
 def federate(
@@ -80,7 +80,7 @@ def federate(
     federation: Federation = Federation(),  # noqa: B008 - frozen
     engine: Engine = Functional(),  # noqa: B008 - frozen
     resume: Snapshot | None = None,
-    workers: Crew = 1,
+    workers: Executor = 1,
 ) -> Iterator[RoundRecord]:
     """The rounds of a method: settings are checked now, each round is computed when it is asked for.
 
@@ -104,14 +104,14 @@ def federate(
     with plugin_errors(method):
         task = task_of(method, problem.task)
         setup = set_up(method, problem._replace(task=task), training, federation)
-        finish = Finish(method, problem.judge)
+        finish = Finish(method, problem.evaluate_clients)
         engine.prepare(method, task, setup.dataset, finish)
 
     def rounds() -> Iterator[RoundRecord]:
         with plugin_errors(method):
             now = resume or beginning(method, task, setup.server)
         most = cohort_size(federation, len(problem.clients)) if now.round < federation.rounds else 0
-        with hired(engine, workers, most) as trainer:
+        with executing(engine, workers, most) as trainer:
             alike = nullcontext if trainer is engine else _one_thread
             with alike():
                 trainer.prepare(method, task, setup.dataset, finish)
@@ -234,7 +234,7 @@ def initial(method: Method, task: Task, num_clients: int, dataset: Dataset) -> S
 
 
 # Measures clients that have finished: returns them with what it has found.
-Judge = Callable[[Sequence[ClientResult]], list[ClientResult]]
+EvaluateClients = Callable[[Sequence[ClientResult]], list[ClientResult]]
 # What a client costs beside its samples, in samples.
 LEAST_WORK = 100.0
 
@@ -259,21 +259,21 @@ class Finish:
 
     Attributes:
         method: The method.
-        judge: Measures them.
+        evaluate_clients: Measures them.
     """
 
     method: Method
-    judge: Judge | None = None
+    evaluate_clients: EvaluateClients | None = None
 
     def __call__(self, trained: Iterable[tuple[Fit, Context]]) -> Iterator[Finished]:
-        if self.judge is None:
+        if self.evaluate_clients is None:
             yield from self._report(trained)
             return
         finished = list(self._report(trained))
         start = time.perf_counter()
-        judged = self.judge([one.result for one in finished])
+        evaluated = self.evaluate_clients([one.result for one in finished])
         each = (time.perf_counter() - start) / max(1, len(finished))
-        for one, result in zip(finished, judged, strict=True):
+        for one, result in zip(finished, evaluated, strict=True):
             yield Finished(result, one.report, one.seconds + each)
 
     def _report(self, trained: Iterable[tuple[Fit, Context]]) -> Iterator[Finished]:
@@ -288,7 +288,9 @@ class Finish:
             if context is not known:  # the same for all clients, unless they remember anything
                 known, penalty = context, self.method.penalty(context)
             prior_loss = 0.0 if penalty is None else float(penalty.value(fit.local.params))
-            result = ClientResult(fit.local._replace(path_statistics=(), rule_state=()), fit.train_loss, prior_loss)
+            result = ClientResult(
+                fit.local._replace(path_statistics=(), optimiser_state=()), fit.train_loss, prior_loss
+            )
             now = time.perf_counter()
             yield Finished(result, report, now - start)
             start = time.perf_counter()
@@ -296,7 +298,7 @@ class Finish:
     def work(self, plan: Plan) -> float:
         """About how long a client takes: the samples that it sees, a test sample counting a third."""
         data = plan.data
-        tested = 0.0 if self.judge is None else len(data.dataset.test_y) / 3
+        tested = 0.0 if self.evaluate_clients is None else len(data.dataset.test_y) / 3
         return LEAST_WORK + len(data) * (plan.num_epochs + self.method.traits.extra_passes) + tested
 
 

@@ -20,7 +20,7 @@ from fl_lightning.errors import UserError
 from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.models.task import Task
 from fl_lightning.optimisers import usual
-from fl_lightning.optimisers.base import Rule
+from fl_lightning.optimisers.base import LocalOptimiser
 from fl_lightning.params import Params, count, zip_map
 from fl_lightning.penalty import Penalty
 from fl_lightning.system import trees
@@ -147,7 +147,7 @@ class Local(NamedTuple):
         task: Model and likelihood, for methods that look at the data once more.
         data: Its data, for the same.
         plan: Which samples it saw in which step.
-        rule_state: What the local rule remembers after the last step, if the rule is the method's own.
+        optimiser_state: What the local rule remembers after the last step, if the rule is the method's own.
     """
 
     client: int
@@ -160,10 +160,10 @@ class Local(NamedTuple):
     task: Task
     data: ClientData
     plan: Plan
-    rule_state: Any = ()
+    optimiser_state: Any = ()
 
 
-class OwnPosterior(NamedTuple):
+class MethodPosterior(NamedTuple):
     """The posterior that a method keeps of its model, as it stands after a round.
 
     Attributes:
@@ -237,7 +237,7 @@ class Method(ABC):
         """What is added to the client's loss in this round; `None` is no penalty, exactly."""
         return None
 
-    def local_optimiser(self, training: Training, context: Context) -> Rule:
+    def local_optimiser(self, training: Training, context: Context) -> LocalOptimiser:
         """How the client uses gradients in this round: the user's optimiser, unless a method brings one of its own.
 
         Where the learning rate changes within a round, it is asked for every step, with the settings of the step.
@@ -285,7 +285,7 @@ class HasPosterior:
         """The clients' posteriors as they enter the aggregation, damping included, if the method has any."""
         return ()
 
-    def posterior(self, state: Any, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior | None:
+    def posterior(self, state: Any, round: int, training: Training, sizes: Sequence[int]) -> MethodPosterior | None:
         """The server's own posterior, if the method keeps one, for predictions from it.
 
         Args:

@@ -80,11 +80,11 @@ class Quadratic(Penalty):
         return self.value_and_grad(params)[0]
 
     def grad(self, params: Params) -> Params:
-        return self._slope(zip_map(torch.sub, params, self.centre))
+        return self._gradient(zip_map(torch.sub, params, self.centre))
 
     def value_and_grad(self, params: Params) -> tuple[Tensor, Params]:
         offset = zip_map(torch.sub, params, self.centre)
-        slope = self._slope(offset)
+        slope = self._gradient(offset)
         return 0.5 * _dot(slope, offset), slope
 
     def along_path(self) -> Callable[[Params], tuple[Tensor, Params]]:
@@ -104,7 +104,7 @@ class Quadratic(Penalty):
 
         return value_and_grad
 
-    def _slope(self, offset: Params) -> Params:
+    def _gradient(self, offset: Params) -> Params:
         if isinstance(self.stiffness, float | int):
             return zip_map(lambda o: o * self.stiffness, offset)
         return zip_map(torch.mul, self.stiffness, offset)

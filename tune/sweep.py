@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fl_lightning.engines.parallel.executor import Crew, Workers, pool_of
+from fl_lightning.engines.parallel.executor import Executor, Workers, pool_of
 from fl_lightning.engines.parallel.ray_cluster import Resources
 from fl_lightning.errors import UserError, require
 from fl_lightning.metrics.early_stopping import Stop
@@ -247,8 +247,8 @@ class _Runner:
         workers = Workers(options.workers, options.address, options.resources)
         with ExitStack() as stack:
             pool = stack.enter_context(pool_of(workers))  # the same workers for all runs
-            crew: Crew = 1 if pool is None else pool
-            progress = one_after_the_other(work, instructions.with_workers(crew))
+            executor: Executor = 1 if pool is None else pool
+            progress = one_after_the_other(work, instructions.with_workers(executor))
             for news in stack.enter_context(closing(progress)):
                 self._failures.update(news.failures)
                 self._watch(Status(done + news.finished, total, news.best, news.rounds))

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fl_lightning import experiment
-from fl_lightning.engines.parallel.executor import Crew
+from fl_lightning.engines.parallel.executor import Executor
 from fl_lightning.errors import UserError
 from fl_lightning.experiment import Rounds
 from fl_lightning.metrics.early_stopping import Stop
@@ -41,7 +41,7 @@ class Instructions(NamedTuple):
     stop: Stop | None = None
     metric: str = GA
 
-    def with_workers(self, workers: Crew) -> "Instructions":
+    def with_workers(self, workers: Executor) -> "Instructions":
         """The same, with others who train the clients of a run; no number depends on it."""
         return self._replace(options=self.options._replace(workers=workers))
 

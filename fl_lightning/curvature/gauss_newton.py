@@ -46,8 +46,8 @@ def product(task: Task, weights: Weights, batches: Batches, vector: Params) -> P
     for x, y in batches:
         logits, shift = _push(task, weights, x, vector)
         with task.evaluating():
-            pull = vjp(lambda params: task.logits(Weights(params, weights.buffers), x), weights.params)[1]  # noqa: B023
-            (image,) = pull(task.likelihood.product(logits, y, shift))
+            backward = vjp(lambda params: task.logits(Weights(params, weights.buffers), x), weights.params)[1]  # noqa: B023
+            (image,) = backward(task.likelihood.product(logits, y, shift))
         for name, value in image.items():
             total[name] += value
         size += len(y)

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.curvature.layers import Call, Recording, input_rows, record, slope_rows
+from fl_lightning.curvature.layers import Call, Recording, gradient_rows, input_rows, record
 from fl_lightning.data.batches import BLOCK, ClientData
 from fl_lightning.models.likelihoods.base import require_curvature
 from fl_lightning.models.task import Task, Weights
@@ -31,7 +31,7 @@ from fl_lightning.system import activity
 # Which slopes: the roots of the curvature at the outputs (Gauss-Newton; for classification those of all classes,
 # weighted by their probabilities: one backward pass for each), those of one label drawn from the predictions, or those
 # of the label that the sample has.
-Slopes = Literal["exact", "sampled", "empirical"]
+GradientKind = Literal["exact", "sampled", "empirical"]
 
 # Numbers in the patches that are in memory at once: 64 MB in float32.
 LARGEST_BLOCK = 2**24
@@ -55,7 +55,7 @@ def factors(
     task: Task,
     weights: Weights,
     data: ClientData,
-    slopes: Slopes | None = "exact",
+    slopes: GradientKind | None = "exact",
     stream: torch.Generator | None = None,
     block: int = BLOCK,
 ) -> Factors:
@@ -73,7 +73,7 @@ def factors(
         require_curvature(task.likelihood)
     draws: Tensor | None = None
     second_moments: dict[str, Tensor] = {}
-    slope_moments: dict[str, Tensor] = {}
+    gradient_moments: dict[str, Tensor] = {}
     rest: tuple[str, ...] = ()
     seen = 0
     was_training = task.model.training
@@ -91,13 +91,13 @@ def factors(
             if slopes is not None:
                 drawn = torch.empty(0) if draws is None else draws[seen : seen + len(y)]
                 for seed in _seeds(task, recording.logits, y, slopes, drawn):
-                    _add_slopes(slope_moments, recording, seed)
+                    _add_gradients(gradient_moments, recording, seed)
             seen += len(y)
     finally:
         task.model.train(was_training)
     return Factors(
         {name: moment / len(data) for name, moment in second_moments.items()},
-        {name: moment / len(data) for name, moment in slope_moments.items()},
+        {name: moment / len(data) for name, moment in gradient_moments.items()},
         rest,
     )
 
@@ -119,7 +119,7 @@ def _input_moment(call: Call) -> Tensor:
     return total
 
 
-def _seeds(task: Task, logits: Tensor, y: Tensor, slopes: Slopes, draws: Tensor) -> Iterator[Tensor]:
+def _seeds(task: Task, logits: Tensor, y: Tensor, slopes: GradientKind, draws: Tensor) -> Iterator[Tensor]:
     """Slopes at the logits, whose second moments add up to the curvature there: what backward passes start from."""
     if slopes == "empirical":
         with torch.enable_grad():
@@ -133,12 +133,12 @@ def _seeds(task: Task, logits: Tensor, y: Tensor, slopes: Slopes, draws: Tensor)
         yield from task.likelihood.roots(logits.detach(), y)
 
 
-def _add_slopes(moments: dict[str, Tensor], recording: Recording, seed: Tensor) -> None:
+def _add_gradients(moments: dict[str, Tensor], recording: Recording, seed: Tensor) -> None:
     """Push slopes back from the logits to every layer, and add sum g g^T / S to the layers' moments."""
     outputs = [call.output for call in recording.calls]
     found = torch.autograd.grad(recording.logits, outputs, seed, retain_graph=True) if outputs else ()
     for call, slope in zip(recording.calls, found, strict=True):
-        rows = slope_rows(call.layer, slope)
+        rows = gradient_rows(call.layer, slope)
         _add(moments, call.weight, (rows.T @ rows).double().mul_(len(seed) / len(rows)))
 
 

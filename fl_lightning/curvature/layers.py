@@ -128,7 +128,7 @@ def input_rows(layer: Plain, inputs: Tensor) -> Tensor:
     return inputs.reshape(-1, inputs.shape[-1])
 
 
-def slope_rows(layer: Plain, slopes: Tensor) -> Tensor:
+def gradient_rows(layer: Plain, slopes: Tensor) -> Tensor:
     """Slopes at a layer's outputs as a matrix, one row per place."""
     if isinstance(layer, nn.Conv2d):
         return slopes.flatten(2).transpose(1, 2).reshape(-1, slopes.shape[1])

@@ -30,7 +30,7 @@ class Fit(NamedTuple):
     train_loss: float
 
 
-def finished_client(task: Task, plan: Plan, weights: Weights, path_statistics: Any, rule_state: Any = ()) -> Local:
+def finished_client(task: Task, plan: Plan, weights: Weights, path_statistics: Any, optimiser_state: Any = ()) -> Local:
     """The client as the method sees it after the last step of its plan."""
     return Local(
         client=plan.data.client,
@@ -43,7 +43,7 @@ def finished_client(task: Task, plan: Plan, weights: Weights, path_statistics: A
         task=task,
         data=plan.data,
         plan=plan,
-        rule_state=rule_state,
+        optimiser_state=optimiser_state,
     )
 
 

@@ -27,7 +27,7 @@ from fl_lightning.method import frozen as frozen_in
 from fl_lightning.models.inputs import Inputs, each
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.optimisers import is_usual
-from fl_lightning.optimisers.base import Slopes
+from fl_lightning.optimisers.base import Gradients
 from fl_lightning.optimisers.sgd import Sgd, is_plain, moving, with_zeros
 from fl_lightning.params import Params, add_all, copy_all, row, zeros, zip_map
 from fl_lightning.system import activity, trees
@@ -133,13 +133,13 @@ def train_one(method: Method, task: Task, context: Context, buffers: Params, pla
     frozen = frozen_in(method, context)
     free = moving(params, frozen)
     targets, values = list(moving(leaves, frozen).values()), list(free.values())
-    penalty, rule = method.penalty(context), method.local_optimiser(training, context)
+    penalty, optimiser = method.penalty(context), method.local_optimiser(training, context)
     own = _own_optimiser(task, plan, frozen) if training.optimiser == "own" else None
-    plain = isinstance(rule, Sgd) and is_plain(training) and not (frozen and penalty is not None)
-    pull = penalty.descent(training.lr) if penalty is not None and plain else None
+    plain = isinstance(optimiser, Sgd) and is_plain(training) and not (frozen and penalty is not None)
+    penalty_step = penalty.descent(training.lr) if penalty is not None and plain else None
     # What is trained; the workbench holds the rule's point.
     theta = params if plain or own else zip_map(torch.clone, params)
-    state = () if own else rule.init(moving(theta, frozen))
+    state = () if own else optimiser.init(moving(theta, frozen))
     observer, statistics = observation(method, context)
     needs_squares, size = method.traits.needs_squares, len(data)
     per_epoch = plan.steps_per_epoch
@@ -149,10 +149,10 @@ def train_one(method: Method, task: Task, context: Context, buffers: Params, pla
         for index, (x, y) in enumerate(plan.all_examples()):
             fraction = len(y) / size
             if not plain and not own:
-                noise = plan.noise(index, params) if rule.draws else {}
+                noise = plan.noise(index, params) if optimiser.draws else {}
                 if not training.is_steady:
-                    rule = method.local_optimiser(training.at(index, plan.num_steps), context)
-                copy_all(values, list(rule.point(moving(theta, frozen), state, noise).values()))
+                    optimiser = method.local_optimiser(training.at(index, plan.num_steps), context)
+                copy_all(values, list(optimiser.point(moving(theta, frozen), state, noise).values()))
             squares = squared_gradients(task, Weights(params, buffers), x, y) if needs_squares else None
             epoch, position = divmod(index, per_epoch)
             loss = task.batch_loss(x, y, position)
@@ -160,15 +160,19 @@ def train_one(method: Method, task: Task, context: Context, buffers: Params, pla
             losses.append(loss.detach())
             shares.append(fraction)
             if plain:  # the penalty first: both gradients are taken at the same theta
-                if pull is not None:
-                    pull(params)
+                if penalty_step is not None:
+                    penalty_step(params)
                 add_all(values, grads, -training.lr)
             elif own:
-                slopes = Slopes(dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta))
-                own.step(targets, list(slopes.total().values()), epoch, position, position == per_epoch - 1)
+                gradients = Gradients(
+                    dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta)
+                )
+                own.step(targets, list(gradients.total().values()), epoch, position, position == per_epoch - 1)
             else:
-                slopes = Slopes(dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta))
-                updated, state = rule.step(moving(theta, frozen), state, slopes, noise, index)
+                gradients = Gradients(
+                    dict(zip(free, grads, strict=True)), None if penalty is None else penalty.grad(theta)
+                )
+                updated, state = optimiser.step(moving(theta, frozen), state, gradients, noise, index)
                 theta = {**theta, **updated}
             if observer is not None:
                 grad = with_zeros(dict(zip(free, grads, strict=True)), params)
@@ -176,7 +180,7 @@ def train_one(method: Method, task: Task, context: Context, buffers: Params, pla
                 statistics = observed(observer, statistics, step)
     if not plain and not own:
         copy_all(values, list(moving(theta, frozen).values()))
-    local = finished_client(task, plan, task.weights(), statistics, () if is_usual(rule) else state)
+    local = finished_client(task, plan, task.weights(), statistics, () if is_usual(optimiser) else state)
     return Fit(local, mean_loss(losses, shares, plan.num_epochs))
 
 
@@ -198,7 +202,7 @@ class Client(NamedTuple):
 
     params: Params
     buffers: Params
-    rule_state: Any
+    optimiser_state: Any
     statistics: Any
 
 
@@ -232,13 +236,13 @@ def train_many(method: Method, task: Task, context: Context, buffers: Params, pl
     losses = torch.zeros(len(plans), dtype=torch.float64, device=task.device)
     step = vmap(one.step, in_dims=(0, trees.map_leaves(lambda _: 0, one.own), 0, None), randomness="different")
     with streams.global_noise(plans[0].seed, "noise", plans[0].round, plans[0].data.client):
-        for index, batch in enumerate(padded_batches(plans, task, one.first.start if one.rule.draws else {})):
+        for index, batch in enumerate(padded_batches(plans, task, one.first.start if one.optimiser.draws else {})):
             clients, loss = step(clients, one.own, batch, index)
             losses += loss.detach().double() * batch.fraction
     for position, (plan, loss) in enumerate(zip(plans, losses.tolist(), strict=True)):
         client = row(clients, position)
-        rule_state = () if is_usual(one.rule) else client.rule_state
-        local = finished_client(task, plan, Weights(client.params, client.buffers), client.statistics, rule_state)
+        optimiser_state = () if is_usual(one.optimiser) else client.optimiser_state
+        local = finished_client(task, plan, Weights(client.params, client.buffers), client.statistics, optimiser_state)
         yield Fit(local, loss / plan.num_epochs)
 
 
@@ -262,7 +266,7 @@ class OneOfMany:
         self.own = (context.own, context.start if context.own_start else ())
         self.alike = not trees.leaves(self.own)
         self.first = context.of_member(0)
-        self.frozen, self.rule = frozen_in(method, self.first), method.local_optimiser(training, self.first)
+        self.frozen, self.optimiser = frozen_in(method, self.first), method.local_optimiser(training, self.first)
         self.shared_penalty = method.penalty(self.first) if self.alike else None
         self.observer, self.needs_squares = observation(method, self.first)[0], method.traits.needs_squares
 
@@ -279,35 +283,39 @@ class OneOfMany:
 
         def of_client(own: Any) -> tuple[Any, Any]:
             context = self.context_of(own)
-            rule = self.method.local_optimiser(self.training, context)
-            return rule.init(moving(context.start, self.frozen)), observation(self.method, context)[1]
+            optimiser = self.method.local_optimiser(self.training, context)
+            return optimiser.init(moving(context.start, self.frozen)), observation(self.method, context)[1]
 
         params = self.context.start if self.context.own_start else repeated(self.context.start)
-        rule_state, statistics = repeated(of_client(self.own)) if self.alike else vmap(of_client)(self.own)
-        return Client(zip_map(torch.clone, params), zip_map(torch.clone, repeated(buffers)), rule_state, statistics)
+        optimiser_state, statistics = repeated(of_client(self.own)) if self.alike else vmap(of_client)(self.own)
+        return Client(
+            zip_map(torch.clone, params), zip_map(torch.clone, repeated(buffers)), optimiser_state, statistics
+        )
 
     def step(self, client: Client, own: Any, batch: Batch, index: int) -> tuple[Client, Tensor]:
         """The client after a step, and its loss before it."""
         method, context, params = self.method, self.context_of(own), client.params
         training = self.training if self.training.is_steady else self.training.at_rate(batch.lr)
-        rule = method.local_optimiser(training, context)
+        optimiser = method.local_optimiser(training, context)
         penalty = self.shared_penalty if self.alike else method.penalty(context)
-        point = {**params, **rule.point(moving(params, self.frozen), client.rule_state, batch.noise)}
+        point = {**params, **optimiser.point(moving(params, self.frozen), client.optimiser_state, batch.noise)}
 
         def loss_of(params: Params) -> tuple[Tensor, Params]:
             copies = zip_map(torch.clone, client.buffers)  # BatchNorm writes into its buffers
             return self.task.masked_loss(Weights(params, copies), batch.x, batch.y, batch.mask), copies
 
         grad, (loss, buffers) = grad_and_value(loss_of, has_aux=True)(point)
-        slopes = Slopes(moving(grad, self.frozen), None if penalty is None else penalty.grad(params))
-        updated, rule_state = rule.step(moving(params, self.frozen), client.rule_state, slopes, batch.noise, index)
-        after = Client({**params, **updated}, buffers, rule_state, client.statistics)
+        gradients = Gradients(moving(grad, self.frozen), None if penalty is None else penalty.grad(params))
+        updated, optimiser_state = optimiser.step(
+            moving(params, self.frozen), client.optimiser_state, gradients, batch.noise, index
+        )
+        after = Client({**params, **updated}, buffers, optimiser_state, client.statistics)
         if self.observer is not None:
             at_point = (self.task, Weights(point, client.buffers), batch.x, batch.y, batch.mask)
             seen = Step(
                 number=index,
                 params=after.params,
-                grad=with_zeros(slopes.likelihood, params),
+                grad=with_zeros(gradients.likelihood, params),
                 squares=squared_gradients(*at_point) if self.needs_squares else None,
                 fraction=batch.fraction,
                 epoch=index // batch.steps_per_epoch,

@@ -95,9 +95,9 @@ class Lightning(Engine):
                 fit_on_trainer(client, fisher, self.callbacks, self.trainer)
             else:
                 fit_on_fabric(fabric_on(task.device), client, fisher, self.scaler(task))
-        rule_state = () if client.rule_optimiser is None else client.rule_optimiser.rule_state
+        optimiser_state = () if client.own_optimiser is None else client.own_optimiser.optimiser_state
         statistics = () if fisher is None else fisher.statistics
-        local = finished_client(task, plan, task.weights(), statistics, rule_state)
+        local = finished_client(task, plan, task.weights(), statistics, optimiser_state)
         shares = [size / len(plan.data) for size in plan.batch_sizes] * plan.num_epochs
         return Fit(local, mean_loss(client.losses, shares[: len(client.losses)], plan.num_epochs))
 
@@ -112,7 +112,7 @@ def fit_on_fabric(
     """All steps of a client's plan."""
     optimisers, schedules = documented_form(client.configure_optimizers())
     optimiser: Any = fabric.setup_optimizers(optimisers[0])
-    clip_norm = client.plan.training.clip_norm if client.rule_optimiser is None else None  # a rule clips by itself
+    clip_norm = client.plan.training.clip_norm if client.own_optimiser is None else None  # a rule clips by itself
     for index, batch in enumerate(client.plan.all_examples()):
         client.on_train_batch_start(batch, index)
         client.zero_grad()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl_lightning.client_state import ClientMemory
 from fl_lightning.method import Cohort, Context, Method, ObservesPath, OwnNetwork, StateFromNetwork, Step
-from fl_lightning.optimisers.base import Rule
+from fl_lightning.optimisers.base import LocalOptimiser
 from fl_lightning.params import Params
 from fl_lightning.penalty import Penalty
 from fl_lightning.system import trees
@@ -90,7 +90,9 @@ def check_context(method: Method, context: Any, cohort: Cohort, params: Params) 
             expected = f"a Context whose own has a row for each of the {rows} members"
             raise wrong(method, "broadcast", expected, described(leaf))
     mine = context.of_member(0)
-    check_type(method, "local_optimiser", method.local_optimiser(cohort.training, mine), Rule, "a Rule")
+    check_type(
+        method, "local_optimiser", method.local_optimiser(cohort.training, mine), LocalOptimiser, "a LocalOptimiser"
+    )
     if isinstance(method, OwnNetwork):
         frozen = method.frozen(mine)
         check_type(method, "frozen", frozen, (set, frozenset), "a frozenset of names of parameters")

@@ -44,7 +44,7 @@ def fit_on_trainer(
         trainer = pl.Trainer(
             max_epochs=plan.num_epochs,
             limit_val_batches=0,  # models are measured on the test set, all of them alike
-            gradient_clip_val=plan.training.clip_norm if client.rule_optimiser is None else None,
+            gradient_clip_val=plan.training.clip_norm if client.own_optimiser is None else None,
             callbacks=[ClientSteps(client, fisher), *callbacks],
             plugins=[LightningEnvironment()],
             **placement(device, SingleDeviceStrategy),

@@ -56,8 +56,8 @@ class Gaussian(ABC):
 
     @classmethod
     @abstractmethod
-    def product(cls, experts: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
-        """The Gaussian proportional to prod_n q_n^w_n, after damping every expert; see `product.product`."""
+    def product(cls, posteriors: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
+        """The Gaussian proportional to prod_n q_n^w_n, after damping every posterior; see `product.product`."""
 
     @abstractmethod
     def diagonal(self) -> Params:
@@ -78,46 +78,46 @@ class Gaussian(ABC):
     # What follows from that; a form that knows better overrides it.
 
     @classmethod
-    def merged(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
-        """The server's posterior: mean of the product of the damped experts, and their mean precision without damping.
+    def merged(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
+        """Mean of the product of the damped posteriors, with their mean precision without damping.
 
         Args:
-            experts: The clients' posteriors.
+            posteriors: The clients' posteriors.
             weights: p_n; they sum to 1.
             merging: How much damping, and how it is computed.
         """
-        gamma = cls.common_damping(experts, weights, merging)
-        combined = cls.product(experts, weights, gamma)
-        return cls.summed(experts, weights, merging).with_mean(combined.mean)
+        gamma = cls.common_damping(posteriors, weights, merging)
+        combined = cls.product(posteriors, weights, gamma)
+        return cls.summed(posteriors, weights, merging).with_mean(combined.mean)
 
     @classmethod
-    def damped_experts(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> list[Self]:
-        """The experts as they enter the product."""
-        gamma = cls.common_damping(experts, weights, merging) if merging.everywhere else 0.0
-        return [expert.damped(gamma) for expert in experts]
+    def damped_posteriors(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> list[Self]:
+        """The posteriors as they enter the product."""
+        gamma = cls.common_damping(posteriors, weights, merging) if merging.everywhere else 0.0
+        return [posterior.damped(gamma) for posterior in posteriors]
 
     @classmethod
-    def common_damping(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> float:
-        """The damping gamma of the product of these experts, whose traces are enough to know it."""
-        gammas = (merging.gamma(expert.trace(), expert.size) for expert in experts)
+    def common_damping(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> float:
+        """The damping gamma of the product of these posteriors, whose traces are enough to know it."""
+        gammas = (merging.gamma(posterior.trace(), posterior.size) for posterior in posteriors)
         return sum(weight * gamma for weight, gamma in zip(weights, gammas, strict=True))
 
     @classmethod
-    def summed(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
-        """The precision sum_n w_n Lambda_n in the form, with the mean of the first expert."""
-        parts = [expert.parts() for expert in experts]
-        return experts[0].with_parts(cast_like(weighted_sum(parts, weights), parts[0]))
+    def summed(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
+        """The precision sum_n w_n Lambda_n in the form, with the mean of the first posterior."""
+        parts = [posterior.parts() for posterior in posteriors]
+        return posteriors[0].with_parts(cast_like(weighted_sum(parts, weights), parts[0]))
 
     @classmethod
-    def weight_shift(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> float | None:
-        """How far the effective weights of the experts are from w_n, for forms that have such weights."""
+    def weight_shift(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> float | None:
+        """How far the effective weights of the posteriors are from w_n, for forms that have such weights."""
         return None
 
     @classmethod
-    def alikeness(cls, experts: Sequence[Self]) -> dict[str, float]:
-        """How alike the experts' precisions are; see `similarity.cosines`."""
+    def alikeness(cls, posteriors: Sequence[Self]) -> dict[str, float]:
+        """How alike the posteriors' precisions are; see `similarity.cosines`."""
         names = ("precision_cosine", "precision_cosine_minmax")
-        return dict(zip(names, cosines([expert.parts() for expert in experts]), strict=True))
+        return dict(zip(names, cosines([posterior.parts() for posterior in posteriors]), strict=True))
 
     def over_rounds(self, share: float, earlier: Self, earlier_share: float) -> Self:
         """The precision share * Lambda + earlier_share * Lambda', with the own mean. The Gaussian itself is used up."""

@@ -60,35 +60,35 @@ class Blocks(Gaussian, stored_as="fl_lightning.gaussian.blocks.Blocks"):
         return replace(self, blocks={key: block.damped(damping) for key, block in self.blocks.items()})
 
     @classmethod
-    def product(cls, experts: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
-        return cls._blockwise(experts, lambda own: type(own[0]).product(own, weights, damping))
+    def product(cls, posteriors: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
+        return cls._blockwise(posteriors, lambda own: type(own[0]).product(own, weights, damping))
 
     @classmethod
-    def merged(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
+    def merged(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
         """Block by block, so that relative damping is relative to the block, and each goes as far as it may."""
-        return cls._blockwise(experts, lambda own: merged(own, weights, merging))
+        return cls._blockwise(posteriors, lambda own: merged(own, weights, merging))
 
     @classmethod
-    def summed(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
-        return cls._blockwise(experts, lambda own: type(own[0]).summed(own, weights, merging))
+    def summed(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
+        return cls._blockwise(posteriors, lambda own: type(own[0]).summed(own, weights, merging))
 
     @classmethod
-    def damped_experts(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> list[Self]:
-        columns = [type(own[0]).damped_experts(own, weights, merging) for own in _columns(experts)]
+    def damped_posteriors(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> list[Self]:
+        columns = [type(own[0]).damped_posteriors(own, weights, merging) for own in _columns(posteriors)]
         return [
-            cls.of(expert.mean, list(zip(expert.blocks, row, strict=True)))
-            for expert, row in zip(experts, zip(*columns, strict=True), strict=True)
+            cls.of(posterior.mean, list(zip(posterior.blocks, row, strict=True)))
+            for posterior, row in zip(posteriors, zip(*columns, strict=True), strict=True)
         ]
 
     @classmethod
-    def _blockwise(cls, experts: Sequence[Self], combine: Callable[[Sequence[Any]], Gaussian]) -> Self:
-        like = experts[0]
-        found = [combine(own) for own in _columns(experts)]
+    def _blockwise(cls, posteriors: Sequence[Self], combine: Callable[[Sequence[Any]], Gaussian]) -> Self:
+        like = posteriors[0]
+        found = [combine(own) for own in _columns(posteriors)]
         mean = _ordered([block.mean for block in found], like.mean)
         return cls.of(mean, list(zip(like.blocks, found, strict=True)))
 
     @classmethod
-    def alikeness(cls, experts: Sequence[Self]) -> dict[str, float]:
+    def alikeness(cls, posteriors: Sequence[Self]) -> dict[str, float]:
         return {}  # the entries of factors are not those of the precision
 
     def diagonal(self) -> Params:
@@ -129,9 +129,9 @@ class Blocks(Gaussian, stored_as="fl_lightning.gaussian.blocks.Blocks"):
         return count(self.mean) + sum(block.numbers_sent() for block in self.blocks.values())
 
 
-def _columns(experts: Sequence[Blocks]) -> list[list[Gaussian]]:
-    """The experts' Gaussians of each block."""
-    rows = [[block for _, block, _ in expert.parted()] for expert in experts]
+def _columns(posteriors: Sequence[Blocks]) -> list[list[Gaussian]]:
+    """The posteriors' Gaussians of each block."""
+    rows = [[block for _, block, _ in posterior.parted()] for posterior in posteriors]
     return [list(column) for column in zip(*rows, strict=True)]
 
 

@@ -35,7 +35,7 @@ class Merging:
         """The damping in absolute terms, of a precision with this trace over so many parameters."""
         return self.damping * trace / size if self.relative else self.damping
 
-    def gamma_of_slopes(self, trace: float, size: int) -> float:
+    def gamma_of_gradients(self, trace: float, size: int) -> float:
         """The same for the factor G."""
         assert self.slopes is not None
         return self.slopes * trace / size if self.relative else self.slopes

@@ -15,11 +15,11 @@ LEVELS = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
 def precisions(
-    server: Gaussian, experts: Sequence[Gaussian], weights: Sequence[float]
+    server: Gaussian, posteriors: Sequence[Gaussian], weights: Sequence[float]
 ) -> dict[str, float | list[float]]:
-    """The spread of the server's precision over its parameters, and each expert's share of all precision."""
+    """The spread of the server's precision over its parameters, and each posterior's share of all precision."""
     diagonal = flatten(server.diagonal()).double()
-    diagonals = [expert.diagonal() for expert in experts]
+    diagonals = [posterior.diagonal() for posterior in posteriors]
     entries = iter(numbers(v.sum(dtype=torch.float64) for one in diagonals for v in one.values()))
     sums = [sum(islice(entries, len(one))) for one in diagonals]
     parts = [weight * part for weight, part in zip(weights, sums, strict=True)]

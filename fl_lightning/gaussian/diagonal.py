@@ -38,20 +38,20 @@ class Diagonal(Gaussian, stored_as="fl_lightning.gaussian.diagonal.Diagonal"):
         return type(self)(self.mean, zip_map(lambda a: a + damping, self.precision))
 
     @classmethod
-    def product(cls, experts: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
-        """Element by element; where no expert has any precision, the mean is the weighted average."""
-        like = experts[0]
+    def product(cls, posteriors: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
+        """Element by element; where no posterior has any precision, the mean is the weighted average."""
+        like = posteriors[0]
         mean, precision = {}, {}
         for name in like.mean:
             total = torch.zeros_like(like.mean[name], dtype=torch.float64)
             moment = torch.zeros_like(total)
-            for expert, weight in zip(experts, weights, strict=True):  # one at a time: no stack of float64 copies
-                share = expert.precision[name].double().add(damping).mul_(weight)
+            for posterior, weight in zip(posteriors, weights, strict=True):  # one at a time: no stack of float64 copies
+                share = posterior.precision[name].double().add(damping).mul_(weight)
                 total += share
-                moment += share.mul_(expert.mean[name])
+                moment += share.mul_(posterior.mean[name])
             improper = total == 0
             if bool(improper.any()):
-                moment = torch.where(improper, weighted_sum((e.mean for e in experts), weights)[name], moment)
+                moment = torch.where(improper, weighted_sum((e.mean for e in posteriors), weights)[name], moment)
                 mean[name] = moment / torch.where(improper, 1.0, total)
             else:
                 mean[name] = moment.div_(total)
@@ -59,29 +59,31 @@ class Diagonal(Gaussian, stored_as="fl_lightning.gaussian.diagonal.Diagonal"):
         return cls(cast_like(mean, like.mean), cast_like(precision, like.precision))
 
     @classmethod
-    def merged(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
-        like = experts[0]
-        precision, gamma = _sum_and_damping(experts, weights, merging)
-        mean = cls.product(experts, weights, gamma if merging.everywhere else 0.0).mean
+    def merged(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
+        like = posteriors[0]
+        precision, gamma = _sum_and_damping(posteriors, weights, merging)
+        mean = cls.product(posteriors, weights, gamma if merging.everywhere else 0.0).mean
         if not merging.everywhere:
             mean = zip_map(lambda m, a: (m * _ratio(a, a + gamma)).to(m.dtype), mean, precision)
         return cls(mean, cast_like(precision, like.precision))
 
     @classmethod
-    def common_damping(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> float:
-        return _sum_and_damping(experts, weights, merging)[1]
+    def common_damping(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> float:
+        return _sum_and_damping(posteriors, weights, merging)[1]
 
     @classmethod
-    def weight_shift(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> float:
+    def weight_shift(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> float:
         """Mean over parameters of the l1 distance of the effective weights w_n Lambda_n / sum from w_n.
 
-        It fades like 1/r if all experts share the term of earlier rounds: most of the product's effect is in the first
-        rounds.
+        It fades like 1/r if all posteriors share the term of earlier rounds: most of the product's effect is in the
+        first rounds.
         """
-        precision, gamma = _sum_and_damping(experts, weights, merging)
+        precision, gamma = _sum_and_damping(posteriors, weights, merging)
         gamma = gamma if merging.everywhere else 0.0
         parts_of_shift, shares = [], []
-        for total, *parts in zip(blocks(precision), *(blocks(expert.precision) for expert in experts), strict=True):
+        for total, *parts in zip(
+            blocks(precision), *(blocks(posterior.precision) for posterior in posteriors), strict=True
+        ):
             scale = _ratio(torch.ones_like(total), total + gamma)
             for part, weight in zip(parts, weights, strict=True):  # (part + gamma) / (total + gamma) - 1
                 parts_of_shift.append(torch.dot(torch.sub(part, total).abs_(), scale))
@@ -105,9 +107,11 @@ class Diagonal(Gaussian, stored_as="fl_lightning.gaussian.diagonal.Diagonal"):
         return Quadratic(self.mean, zip_map(lambda a: (a + damping) * strength, self.precision))
 
 
-def _sum_and_damping(experts: Sequence[Diagonal], weights: Sequence[float], merging: Merging) -> tuple[Params, float]:
+def _sum_and_damping(
+    posteriors: Sequence[Diagonal], weights: Sequence[float], merging: Merging
+) -> tuple[Params, float]:
     """The sum of w_n Lambda_n in float64, and gamma, which may be relative to it."""
-    precision = weighted_sum((expert.precision for expert in experts), weights)
+    precision = weighted_sum((posterior.precision for posterior in posteriors), weights)
     total = sum(numbers(value.sum() for value in precision.values()))
     return precision, merging.gamma(total, count(precision))
 

@@ -112,28 +112,28 @@ class Full(Gaussian, stored_as="fl_lightning.gaussian.full.Full"):
         return type(self)(self.mean, self.matrix, self.damping + damping)
 
     @classmethod
-    def product(cls, experts: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
+    def product(cls, posteriors: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
         """(sum_n w_n Lambda_n + gamma I) mu = sum_n w_n (Lambda_n + gamma I) mu_n, by a Cholesky factor in float64.
 
         Solved for the offset of mu from the average mu_A, whose right side sum_n w_n Lambda_n (mu_n - mu_A) does not
-        depend on gamma: identical experts are reproduced exactly, and directions in which no expert has any precision
+        depend on gamma: identical posteriors are reproduced exactly, and directions in which none has any precision
         (softmax regression has some by construction) take the average, however far gamma had to be raised. The matrix
         of the result is sum_n w_n Lambda_n; gamma is kept beside it.
         """
-        like = experts[0]
-        average = flatten(weighted_sum((e.mean for e in experts), weights))
+        like = posteriors[0]
+        average = flatten(weighted_sum((e.mean for e in posteriors), weights))
         moment = torch.zeros_like(average)
 
         def total() -> Tensor:
             matrix = torch.zeros_like(like.matrix, dtype=torch.float64)
-            for expert, weight in zip(experts, weights, strict=True):
-                matrix.add_(expert.matrix, alpha=weight)
+            for posterior, weight in zip(posteriors, weights, strict=True):
+                matrix.add_(posterior.matrix, alpha=weight)
             return matrix
 
-        for expert, weight in zip(experts, weights, strict=True):
-            offset = flatten(expert.mean).double().sub_(average)
-            moment.add_(_times(expert.matrix, offset).add_(offset, alpha=expert.damping), alpha=weight)
-        damping += sum(weight * expert.damping for expert, weight in zip(experts, weights, strict=True))
+        for posterior, weight in zip(posteriors, weights, strict=True):
+            offset = flatten(posterior.mean).double().sub_(average)
+            moment.add_(_times(posterior.matrix, offset).add_(offset, alpha=posterior.damping), alpha=weight)
+        damping += sum(weight * posterior.damping for posterior, weight in zip(posteriors, weights, strict=True))
         found = factor(total, damping)
         mean = unflatten(average.add_(found.solve(moment)), like.mean)
         raised, raises = found.damping, found.raises
@@ -141,9 +141,9 @@ class Full(Gaussian, stored_as="fl_lightning.gaussian.full.Full"):
         return cls(cast_like(mean, like.mean), total().to(like.matrix.dtype), raised, raises)
 
     @classmethod
-    def merged(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
+    def merged(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
         # Without a second sum: the product's matrix is it.
-        combined = cls.product(experts, weights, cls.common_damping(experts, weights, merging))
+        combined = cls.product(posteriors, weights, cls.common_damping(posteriors, weights, merging))
         return replace(combined, damping=0.0)
 
     def diagonal(self) -> Params:

@@ -36,13 +36,13 @@ class Flat(Gaussian, stored_as="fl_lightning.gaussian.flat.Flat"):
         return replace(self, damping=self.damping + damping)
 
     @classmethod
-    def product(cls, experts: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
-        total = damping + sum(weight * expert.damping for expert, weight in zip(experts, weights, strict=True))
+    def product(cls, posteriors: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
+        total = damping + sum(weight * posterior.damping for posterior, weight in zip(posteriors, weights, strict=True))
         shares: Sequence[float] = weights
         if total > 0:
-            shares = [w * (e.damping + damping) / total for e, w in zip(experts, weights, strict=True)]
-        mean = weighted_sum((expert.mean for expert in experts), shares)
-        return cls(cast_like(mean, experts[0].mean), total)
+            shares = [w * (e.damping + damping) / total for e, w in zip(posteriors, weights, strict=True)]
+        mean = weighted_sum((posterior.mean for posterior in posteriors), shares)
+        return cls(cast_like(mean, posteriors[0].mean), total)
 
     def diagonal(self) -> Params:
         return zip_map(lambda m: torch.full_like(m, self.damping), self.mean)

@@ -70,19 +70,19 @@ class Inputs(Gaussian, stored_as="fl_lightning.gaussian.inputs.Inputs"):
         return replace(self, damping=self.damping + damping)
 
     @classmethod
-    def product(cls, experts: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
+    def product(cls, posteriors: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
         """M = [sum_n w_n M_n (A_n + gamma I)] [sum_n w_n A_n + gamma I]^-1, by a Cholesky factor in float64.
 
         Solved for the offset from the average, as in `Full.product`.
         """
-        like = experts[0]
-        average, offsets = average_and_offsets([expert.mean for expert in experts], weights)
+        like = posteriors[0]
+        average, offsets = average_and_offsets([posterior.mean for posterior in posteriors], weights)
         moment, total = torch.zeros_like(average), torch.zeros_like(like.inputs, dtype=torch.float64)
-        for expert, offset, weight in zip(experts, offsets, weights, strict=True):
-            own = expert.inputs.double()
+        for posterior, offset, weight in zip(posteriors, offsets, weights, strict=True):
+            own = posterior.inputs.double()
             total.add_(own, alpha=weight)
-            moment.add_((offset @ own).add_(offset, alpha=expert.damping), alpha=weight)
-        damping += sum(weight * expert.damping for expert, weight in zip(experts, weights, strict=True))
+            moment.add_((offset @ own).add_(offset, alpha=posterior.damping), alpha=weight)
+        damping += sum(weight * posterior.damping for posterior, weight in zip(posteriors, weights, strict=True))
         found = factor(total.clone, damping)
         mean = split(average + torch.cholesky_solve(moment.T, found.lower).T, like.mean)
         return cls(cast_like(mean, like.mean), total.to(like.inputs.dtype), found.damping, found.raises)

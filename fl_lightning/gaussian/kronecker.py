@@ -61,73 +61,75 @@ class Kron(Gaussian, stored_as="fl_lightning.gaussian.kron.Kron"):
         return replace(self, damping=self.damping + damping)
 
     @classmethod
-    def product(cls, experts: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
+    def product(cls, posteriors: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
         """The solution of sum_n w_n (G_n M A_n + gamma M) = sum_n w_n (G_n M_n A_n + gamma M_n).
 
         The precision of the result is the product of the mean factors, with the trace of the sum.
         """
-        solved = cls._solved(experts, weights, damping, (0.0, 0.0), "cg")
-        kept = cls.summed(experts, weights, Merging())
-        total = damping + sum(weight * expert.damping for expert, weight in zip(experts, weights, strict=True))
+        solved = cls._solved(posteriors, weights, damping, (0.0, 0.0), "cg")
+        kept = cls.summed(posteriors, weights, Merging())
+        total = damping + sum(weight * posterior.damping for posterior, weight in zip(posteriors, weights, strict=True))
         return replace(solved, inputs=kept.inputs, slopes=kept.slopes, damping=total)
 
     @classmethod
-    def merged(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
+    def merged(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
         """With (G_n + gamma_G I) (x) (A_n + gamma_A I), or gamma I added to the whole if there is no gamma_G."""
         if merging.slopes is None:
             solved = cls._solved(
-                experts, weights, cls.common_damping(experts, weights, merging), (0.0, 0.0), merging.solver
+                posteriors, weights, cls.common_damping(posteriors, weights, merging), (0.0, 0.0), merging.solver
             )
         else:
-            solved = cls._solved(experts, weights, 0.0, cls._factor_damping(experts, weights, merging), merging.solver)
-        kept = cls.summed(experts, weights, merging)
+            solved = cls._solved(
+                posteriors, weights, 0.0, cls._factor_damping(posteriors, weights, merging), merging.solver
+            )
+        kept = cls.summed(posteriors, weights, merging)
         return replace(solved, inputs=kept.inputs, slopes=kept.slopes)
 
     @classmethod
-    def damped_experts(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> list[Self]:
+    def damped_posteriors(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> list[Self]:
         if merging.slopes is None:
-            return super().damped_experts(experts, weights, merging)
-        slopes, inputs = cls._factor_damping(experts, weights, merging)
+            return super().damped_posteriors(posteriors, weights, merging)
+        slopes, inputs = cls._factor_damping(posteriors, weights, merging)
         return [
-            replace(expert, slopes=_plus(expert.slopes, slopes), inputs=_plus(expert.inputs, inputs))
-            for expert in experts
+            replace(posterior, slopes=_plus(posterior.slopes, slopes), inputs=_plus(posterior.inputs, inputs))
+            for posterior in posteriors
         ]
 
     @classmethod
     def _factor_damping(
-        cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging
+        cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging
     ) -> tuple[float, float]:
-        """What is added to the diagonals of all G_n and of all A_n: the same for all, so that equal experts stay so."""
+        """Is added to the diagonals of all G_n and of all A_n: the same for all, so that equal posteriors stay so."""
 
         def mean_trace(factors: Sequence[Tensor]) -> float:
             traces = (float(factor.diagonal().double().sum()) for factor in factors)
             return sum(weight * trace for weight, trace in zip(weights, traces, strict=True))
 
-        like = experts[0]
+        like = posteriors[0]
         return (
-            merging.gamma_of_slopes(mean_trace([expert.slopes for expert in experts]), len(like.slopes)),
-            merging.gamma(mean_trace([expert.inputs for expert in experts]), len(like.inputs)),
+            merging.gamma_of_gradients(mean_trace([posterior.slopes for posterior in posteriors]), len(like.slopes)),
+            merging.gamma(mean_trace([posterior.inputs for posterior in posteriors]), len(like.inputs)),
         )
 
     @classmethod
     def _solved(
         cls,
-        experts: Sequence[Self],
+        posteriors: Sequence[Self],
         weights: Sequence[float],
         damping: float,
         factor_damping: tuple[float, float],
         solver: Solver,
     ) -> Self:
-        like = experts[0]
-        damping += sum(weight * expert.damping for expert, weight in zip(experts, weights, strict=True))
+        like = posteriors[0]
+        damping += sum(weight * posterior.damping for posterior, weight in zip(posteriors, weights, strict=True))
         total = KronSum(
-            [expert.slopes for expert in experts],
-            [expert.inputs for expert in experts],
+            [posterior.slopes for posterior in posteriors],
+            [posterior.inputs for posterior in posteriors],
             tuple(weights),
             *factor_damping,
             damping,
         )
-        average, offsets = average_and_offsets([expert.mean for expert in experts], weights)
+        average, offsets = average_and_offsets([posterior.mean for posterior in posteriors], weights)
         if solver == "cg":
             found = total.solved(total.sum_of(offsets))
             matrix = average + found.value
@@ -138,17 +140,17 @@ class Kron(Gaussian, stored_as="fl_lightning.gaussian.kron.Kron"):
         return cls(mean, like.inputs, like.slopes, 0.0, found.iterations, found.residual)
 
     @classmethod
-    def summed(cls, experts: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
+    def summed(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
         """One Kronecker product for sum_n w_n G_n (x) A_n.
 
         factors: the product of the mean factors, scaled to the trace of the sum. nearest: the nearest one in Frobenius
-        norm, by alternating least squares: each factor is a non-negative combination of the experts', hence positive
+        norm, by alternating least squares: each factor is a non-negative combination of the posteriors', hence positive
         semi-definite. Scaled to tr A = sum_n w_n tr A_n: averages over rounds take the factors one by one.
         """
-        like = experts[0]
-        left, right = [expert.slopes for expert in experts], [expert.inputs for expert in experts]
+        like = posteriors[0]
+        left, right = [posterior.slopes for posterior in posteriors], [posterior.inputs for posterior in posteriors]
         slopes, inputs = _combination(left, weights), _combination(right, weights)
-        if len(experts) > 1 and merging.projection == "factors":
+        if len(posteriors) > 1 and merging.projection == "factors":
             traces = [
                 float(g.diagonal().double().sum() * a.diagonal().double().sum())
                 for g, a in zip(left, right, strict=True)
@@ -156,7 +158,7 @@ class Kron(Gaussian, stored_as="fl_lightning.gaussian.kron.Kron"):
             whole = sum(weight * trace for weight, trace in zip(weights, traces, strict=True))
             found = float(slopes.diagonal().sum() * inputs.diagonal().sum())
             slopes = slopes * (whole / found) if found > 0 else slopes
-        elif len(experts) > 1:
+        elif len(posteriors) > 1:
             whole = float(inputs.diagonal().sum())
             for _ in range(ALTERNATIONS):
                 inputs = _combination(right, [w * _share(g, slopes) for w, g in zip(weights, left, strict=True)])

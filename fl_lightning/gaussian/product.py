@@ -21,18 +21,18 @@ FIRST_DAMPING = 1e-3
 DOUBLINGS = 60
 
 
-def product(experts: Sequence[Form], weights: Sequence[float], damping: float = 0.0) -> Form:
+def product(posteriors: Sequence[Form], weights: Sequence[float], damping: float = 0.0) -> Form:
     """The Gaussian proportional to prod_n q_n^w_n, the paper's aggregation.
 
-    Lambda = sum_n w_n (Lambda_n + damping I) and mu = Lambda^-1 sum_n w_n (Lambda_n + damping I) mu_n. Where no expert
-    has any precision, the product is improper in that direction and mu is the weighted average.
+    Lambda = sum_n w_n (Lambda_n + damping I) and mu = Lambda^-1 sum_n w_n (Lambda_n + damping I) mu_n. Where no
+    posterior has any precision, the product is improper in that direction and mu is the weighted average.
 
     >>> one = Diagonal({"w": torch.zeros(1)}, {"w": torch.ones(1)})
     >>> two = Diagonal({"w": torch.ones(1)}, {"w": 3 * torch.ones(1)})
     >>> product([one, two], [0.5, 0.5])
     Diagonal(mean={'w': tensor([0.7500])}, precision={'w': tensor([2.])})
     """
-    return type(experts[0]).product(experts, weights, damping)
+    return type(posteriors[0]).product(posteriors, weights, damping)
 
 
 def collapse(components: Sequence[Diagonal], weights: Sequence[float]) -> Diagonal:
@@ -57,26 +57,26 @@ def collapse(components: Sequence[Diagonal], weights: Sequence[float]) -> Diagon
     return Diagonal(cast_like(mean, components[0].mean), cast_like(precision, components[0].precision))
 
 
-def merged(experts: Sequence[Form], weights: Sequence[float], merging: Merging) -> Form:
-    """The server's posterior, with the damping doubled until its mean is within reach of the experts.
+def merged(posteriors: Sequence[Form], weights: Sequence[float], merging: Merging) -> Form:
+    """The server's posterior, with the damping doubled until its mean is within reach of the posteriors.
 
     ||mu - mu_A|| <= trust sqrt(sum_n ||mu_n - mu_A||^2), with mu_A their average: what a product could move by if all
-    experts differed from the average in directions of their own, and each were believed in its own. A product moves
+    posteriors differed from the average in directions of their own, and each were believed in its own. A product moves
     farther where the sum of the precisions is small but single ones disagree: in weights that the inputs seen so far
     hardly use, and the next round does.
     """
-    form = type(experts[0])
-    found = form.merged(experts, weights, merging)
+    form = type(posteriors[0])
+    found = form.merged(posteriors, weights, merging)
     if merging.trust is None:
         return found
-    average = weighted_sum((expert.mean for expert in experts), weights)
-    reach = merging.trust * sum(_distance(expert.mean, average) ** 2 for expert in experts) ** 0.5
+    average = weighted_sum((posterior.mean for posterior in posteriors), weights)
+    reach = merging.trust * sum(_distance(posterior.mean, average) ** 2 for posterior in posteriors) ** 0.5
     for _ in range(DOUBLINGS):
         if not _distance(found.mean, average) > reach:  # also if it is not finite
             break
         slopes = None if merging.slopes is None else 2 * merging.slopes
         merging = replace(merging, damping=2 * merging.damping or FIRST_DAMPING, slopes=slopes)
-        found = form.merged(experts, weights, merging)
+        found = form.merged(posteriors, weights, merging)
     return found
 
 

@@ -36,7 +36,7 @@ from fl_lightning.errors import require
 from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.quotient import Factor, below, change, clips
-from fl_lightning.method import Cohort, Context, HasPosterior, Local, Method, OwnPosterior, Server
+from fl_lightning.method import Cohort, Context, HasPosterior, Local, Method, MethodPosterior, Server
 from fl_lightning.methods.parts import ep_cavity
 from fl_lightning.methods.parts.ep_cavity import Report
 from fl_lightning.optimisers.ivon import Ivon, require_own_momentum, require_settings
@@ -120,7 +120,7 @@ class BayesADMM(Method, HasPosterior):
         return ep_cavity.ivon(training, context, self.prior, self.curvature_start, decays)
 
     def report(self, local: Local, context: Context) -> Report:
-        return ep_cavity.found(local.params, local.rule_state.curvature, context, self.prior)
+        return ep_cavity.found(local.params, local.optimiser_state.curvature, context, self.prior)
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         state, moment, found = self._mixture(state, cohort, reports)
@@ -160,8 +160,8 @@ class BayesADMM(Method, HasPosterior):
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         return [Diagonal(*report) for report in reports]
 
-    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior:
-        return OwnPosterior(Diagonal(state.params, state.precision), prior=self.prior)
+    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> MethodPosterior:
+        return MethodPosterior(Diagonal(state.params, state.precision), prior=self.prior)
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

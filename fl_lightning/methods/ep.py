@@ -50,8 +50,8 @@ from fl_lightning.method import (
     HasPosterior,
     Local,
     Method,
+    MethodPosterior,
     ObservesPath,
-    OwnPosterior,
     Server,
     Step,
     Traits,
@@ -61,7 +61,7 @@ from fl_lightning.methods.parts.ep_cavity import Report
 from fl_lightning.methods.parts.sgd_samples import EpochSamples
 from fl_lightning.models.task import Weights
 from fl_lightning.optimisers import usual
-from fl_lightning.optimisers.base import Rule
+from fl_lightning.optimisers.base import LocalOptimiser
 from fl_lightning.optimisers.implicit_sgd import ImplicitPenalty
 from fl_lightning.optimisers.ivon import require_own_momentum, require_settings
 from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zeros, zip_map
@@ -181,7 +181,7 @@ class EP(Method, ObservesPath, HasPosterior):
     def penalty(self, context: Context) -> Quadratic:
         return ep_cavity.prior_loss(context, self.prior)
 
-    def local_optimiser(self, training: Training, context: Context) -> Rule:
+    def local_optimiser(self, training: Training, context: Context) -> LocalOptimiser:
         if self.inference == "vi":
             decays = self.gradient_decay, self.curvature_decay
             return ep_cavity.ivon(training, context, self.prior, self.curvature_start, decays)
@@ -199,7 +199,7 @@ class EP(Method, ObservesPath, HasPosterior):
 
     def report(self, local: Local, context: Context) -> Report:
         if self.inference == "vi":
-            return ep_cavity.found(local.params, local.rule_state.curvature, context, self.prior)
+            return ep_cavity.found(local.params, local.optimiser_state.curvature, context, self.prior)
         if self.inference == "laplace":
             fisher = self._fisher(local)
             level = self.floor * flatten(fisher).mean() if self.floor else 0.0
@@ -245,8 +245,8 @@ class EP(Method, ObservesPath, HasPosterior):
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         return [Diagonal(*report) for report in reports]
 
-    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior:
-        return OwnPosterior(Diagonal(state.params, state.precision), prior=self.prior)
+    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> MethodPosterior:
+        return MethodPosterior(Diagonal(state.params, state.precision), prior=self.prior)
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

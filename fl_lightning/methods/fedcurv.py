@@ -70,7 +70,7 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pull(Penalty):
+class OthersPrecisions(Penalty):
     """P(theta) = strength * [<U', theta^2> - 2 <V', theta>]: many quadratics at once, up to a constant.
 
     Not a `Quadratic`, whose centre V' / U' does not exist where nobody has any curvature.
@@ -148,7 +148,7 @@ class FedCurv(Method):
         if self.strength == 0 or shared.round == 1:  # nobody has sent anything yet
             return None
         others = zip_map(torch.sub, shared.fisher, context.own.fisher)
-        return Pull(others, zip_map(torch.sub, shared.moment, context.own.moment), self.strength)
+        return OthersPrecisions(others, zip_map(torch.sub, shared.moment, context.own.moment), self.strength)
 
     def report(self, local: Local, context: Context) -> Report:
         weights, batch_size = Weights(local.params, local.buffers), local.training.batch_size

@@ -28,7 +28,7 @@ from torch import Tensor
 from fl_lightning.errors import require
 from fl_lightning.gaussian.damping import Merging
 from fl_lightning.gaussian.diagonal import Diagonal
-from fl_lightning.method import Cohort, Context, HasPosterior, Local, Method, OwnPosterior, Server
+from fl_lightning.method import Cohort, Context, HasPosterior, Local, Method, MethodPosterior, Server
 from fl_lightning.methods.parts.ep_cavity import of_precision
 from fl_lightning.optimisers.ivon import Ivon, require_own_momentum, require_settings
 from fl_lightning.params import Params, zeros, zip_map
@@ -101,7 +101,7 @@ class FedIvon(Method, HasPosterior):
         return Ivon(training, samples, prior, curvature, self.curvature_start, *decays)
 
     def report(self, local: Local, context: Context) -> Report:
-        return Report(Diagonal(local.params, zip_map(lambda h: h + self.prior, local.rule_state.curvature)))
+        return Report(Diagonal(local.params, zip_map(lambda h: h + self.prior, local.optimiser_state.curvature)))
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         return State(Diagonal.merged(self.posteriors(cohort, reports), cohort.weights, Merging()))
@@ -109,17 +109,17 @@ class FedIvon(Method, HasPosterior):
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Diagonal]:
         return [report.posterior for report in reports]
 
-    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior:
+    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> MethodPosterior:
         """N(mu_S, .) with h_S, the mean curvature per sample."""
-        return OwnPosterior(Diagonal(state.params, zip_map(lambda a: a - self.prior, state.posterior.precision)))
+        return MethodPosterior(Diagonal(state.params, zip_map(lambda a: a - self.prior, state.posterior.precision)))
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
-        experts = self.posteriors(cohort, reports)
-        total = sum(p * q.trace() for p, q in zip(cohort.weights, experts, strict=True))
+        posteriors = self.posteriors(cohort, reports)
+        total = sum(p * q.trace() for p, q in zip(cohort.weights, posteriors, strict=True))
         return {
             **of_precision(after.posterior.precision),
-            "weight_shift": Diagonal.weight_shift(experts, cohort.weights, Merging()),
-            "precision_share": [p * q.trace() / total for p, q in zip(cohort.weights, experts, strict=True)],
+            "weight_shift": Diagonal.weight_shift(posteriors, cohort.weights, Merging()),
+            "precision_share": [p * q.trace() / total for p, q in zip(cohort.weights, posteriors, strict=True)],
         }

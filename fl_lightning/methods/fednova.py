@@ -140,13 +140,13 @@ class FedNova(Method):
         return tau_eff, [p * tau_eff / norm for p, norm in zip(cohort.weights, norms, strict=True)]
 
 
-def solver_norm(rates: Sequence[float], momentum: float, pull: float) -> float:
+def solver_norm(rates: Sequence[float], momentum: float, proximal: float) -> float:
     """The l1 norm |a|_1 of the weights with which a local solver has added up its gradients, by recursion.
 
     Args:
         rates: The learning rates of the T steps, in units of lr.
-        momentum: rho; then no pull.
-        pull: lr mu: a proximal step leaves |1 - lr mu| of the earlier steps; 0 without a proximal term.
+        momentum: rho; then no proximal.
+        proximal: lr mu: a proximal step leaves |1 - lr mu| of the earlier steps; 0 without a proximal term.
 
     >>> solver_norm([1, 1, 1], 0.0, 0.0), solver_norm([1, 1, 1], 0.5, 0.0), solver_norm([1, 1, 1], 0.0, 0.5)
     (3.0, 4.25, 1.75)
@@ -154,5 +154,5 @@ def solver_norm(rates: Sequence[float], momentum: float, pull: float) -> float:
     norm = newest = 0.0
     for rate in rates:
         newest = momentum * newest + 1  # how much of the gradients is in the step that is taken now
-        norm = abs(1 - rate * pull) * norm + rate * newest
+        norm = abs(1 - rate * proximal) * norm + rate * newest
     return norm

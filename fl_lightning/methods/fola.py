@@ -50,8 +50,8 @@ from fl_lightning.method import (
     HasPosterior,
     Local,
     Method,
+    MethodPosterior,
     ObservesPath,
-    OwnPosterior,
     Server,
     Step,
     Traits,
@@ -195,12 +195,12 @@ class Fola(Method, ObservesPath, HasPosterior):
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
         posteriors = [report.posterior for report in reports]
-        return type(posteriors[0]).damped_experts(posteriors, cohort.weights, Merging(self.damping))
+        return type(posteriors[0]).damped_posteriors(posteriors, cohort.weights, Merging(self.damping))
 
-    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior:
+    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> MethodPosterior:
         """Lambda_S, which squared minibatch gradients make too small by about a batch size."""
         by_batch = self.curvature_form == "diagonal" and self.fisher == "minibatch"
-        return OwnPosterior(state.posterior, mean_batch(training, sizes) if by_batch else 1.0)
+        return MethodPosterior(state.posterior, mean_batch(training, sizes) if by_batch else 1.0)
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

@@ -83,8 +83,8 @@ from fl_lightning.method import (
     HasPosterior,
     Local,
     Method,
+    MethodPosterior,
     ObservesPath,
-    OwnPosterior,
     Server,
     StateFromNetwork,
     Step,
@@ -92,7 +92,7 @@ from fl_lightning.method import (
 )
 from fl_lightning.methods.parts import control_variates
 from fl_lightning.methods.parts.backtracking import backtracked, require_no_running_statistics
-from fl_lightning.methods.parts.control_variates import Path, Variates
+from fl_lightning.methods.parts.control_variates import ControlVariates, Path
 from fl_lightning.methods.parts.curvature_form import FirstLayer, Form, Measuring, Rest
 from fl_lightning.methods.parts.forms_by_name import FORMS, FormName, require_suitable
 from fl_lightning.models.task import Task
@@ -110,7 +110,7 @@ class State(NamedTuple):
     """
 
     posterior: Gaussian
-    variates: Variates | tuple[()] = ()
+    variates: ControlVariates | tuple[()] = ()
 
     @property
     def params(self) -> Params:
@@ -235,35 +235,35 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
         require_suitable(self.curvature_form, self._form.measuring, self, strength, training, server)
 
     def init(self, params: Params, num_clients: int) -> State:
-        return State(self._form.nothing(params), self._no_variates(params))
+        return State(self._form.nothing(params), self._no_control_variates(params))
 
     def begin(self, params: Params, num_clients: int, task: Task, x: Tensor) -> State:
-        return State(self._form.nothing(params, task, x), self._no_variates(params))
+        return State(self._form.nothing(params, task, x), self._no_control_variates(params))
 
-    def _no_variates(self, params: Params) -> Variates | tuple[()]:
-        return Variates.blank(params) if self.cavity else ()
+    def _no_control_variates(self, params: Params) -> ControlVariates | tuple[()]:
+        return ControlVariates.blank(params) if self.cavity else ()
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         prior = state.posterior.with_mean({})
-        if not isinstance(state.variates, Variates):
+        if not isinstance(state.variates, ControlVariates):
             return Context(state.params, Shared(prior, cohort.round))
         own = state.variates.clients.stacked(cohort.members)
         return Context(state.params, Shared(prior, cohort.round, state.variates.mean), own)
 
     def penalty(self, context: Context) -> Penalty | None:
-        pull = self._prior_loss(context)
+        own = self._prior_loss(context)
         if not self.cavity or context.shared.round == 1:  # all variates are still equal
-            return pull
+            return own
         others = Linear(zip_map(torch.sub, context.shared.control, context.own))
-        return others if pull is None else Sum(others, pull)
+        return others if own is None else Sum(others, own)
 
     def _prior_loss(self, context: Context) -> Penalty | None:
         shared: Shared = context.shared
         if self.strength == 0 or shared.round == 1:  # Lambda_S is still zero
             return None
         prior = shared.prior.with_mean(context.start).prior(self.prior == "exact")
-        pull = prior.prior_loss(self._strength_in(shared.round), self._gamma_in_prior(prior))
-        return Detached(pull) if self.detached_prior else pull
+        prior_loss = prior.prior_loss(self._strength_in(shared.round), self._gamma_in_prior(prior))
+        return Detached(prior_loss) if self.detached_prior else prior_loss
 
     def path_statistics(self, context: Context) -> Any:
         statistics = self._form.path_statistics(context.start)
@@ -300,33 +300,33 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         posterior = self._combined(state, cohort, [report.posterior for report in reports])
-        if not isinstance(state.variates, Variates):
+        if not isinstance(state.variates, ControlVariates):
             return State(posterior)
         changes = control_variates.limited(state.variates, cohort, _changes(reports), self.cavity_limit)
         return State(posterior, state.variates.renewed(cohort, changes))
 
-    def _combined(self, state: State, cohort: Cohort, experts: Sequence[Gaussian]) -> Gaussian:
-        form, merging = type(experts[0]), self._merging
-        if self._averages(cohort.round) or (len(experts) == 1 and merging.everywhere):
-            params = average(state.params, [expert.mean for expert in experts], cohort.weights)
-            return form.summed(experts, cohort.weights, merging).with_mean(params)
-        return merged(experts, cohort.weights, merging)
+    def _combined(self, state: State, cohort: Cohort, posteriors: Sequence[Gaussian]) -> Gaussian:
+        form, merging = type(posteriors[0]), self._merging
+        if self._averages(cohort.round) or (len(posteriors) == 1 and merging.everywhere):
+            params = average(state.params, [posterior.mean for posterior in posteriors], cohort.weights)
+            return form.summed(posteriors, cohort.weights, merging).with_mean(params)
+        return merged(posteriors, cohort.weights, merging)
 
     def posteriors(self, cohort: Cohort, reports: Sequence[Report]) -> list[Gaussian]:
-        experts = [report.posterior for report in reports]
-        return type(experts[0]).damped_experts(experts, cohort.weights, self._merging)
+        posteriors = [report.posterior for report in reports]
+        return type(posteriors[0]).damped_posteriors(posteriors, cohort.weights, self._merging)
 
-    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> OwnPosterior:
+    def posterior(self, state: State, round: int, training: Training, sizes: Sequence[int]) -> MethodPosterior:
         """Lambda_S as it stands: a mean over samples, but for sums over epochs, steps or rounds, and minibatches."""
         scale = self._form.per_sample(training, sizes)
-        return OwnPosterior(state.posterior, scale / round if self._accumulates else scale)
+        return MethodPosterior(state.posterior, scale / round if self._accumulates else scale)
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
         posteriors, averages = [report.posterior for report in reports], self._averages(cohort.round)
         numbers = diagnostics(after.posterior, posteriors, cohort.weights, self._merging, averages)
-        if isinstance(before.variates, Variates):
+        if isinstance(before.variates, ControlVariates):
             numbers["variate_excess"] = control_variates.excesses(before.variates, cohort, _changes(reports))
         if not cohort.training.is_sgd:  # whose steps have another length than lr times the gradient
             return numbers

@@ -36,7 +36,7 @@ from fl_lightning.client_state import ClientMemory
 from fl_lightning.curvature.fisher import mean_gradient
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server, ServerData, Traits
-from fl_lightning.methods.parts.control_variates import Variates, change_along_path
+from fl_lightning.methods.parts.control_variates import ControlVariates, change_along_path
 from fl_lightning.models.task import Weights
 from fl_lightning.params import Params, average, flatten, numbers, zeros, zip_map
 from fl_lightning.penalty import Linear, Penalty
@@ -135,7 +135,7 @@ class Scaffold(Method, ServerData):
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         params = average(state.params, [report.params for report in reports], cohort.weights, self.server_lr)
-        renewed = Variates(state.control, state.clients).renewed(cohort, [report.change for report in reports])
+        renewed = ControlVariates(state.control, state.clients).renewed(cohort, [report.change for report in reports])
         return State(params, renewed.mean, renewed.clients)
 
     def diagnose(

@@ -123,7 +123,7 @@ def as_if_not_due(found: Measurement, own: frozenset[str] = frozenset()) -> Meas
 
 
 @dataclass(frozen=True)
-class ClientJudge:
+class ClientEvaluator:
     """LA and LF of clients, and their accuracy on their own test sets, measured where they were trained.
 
     Attributes:
@@ -143,19 +143,19 @@ class ClientJudge:
             return list(clients)
         models = [Weights(client.local.params, client.local.buffers) for client in clients]
         dataset = clients[0].local.data.dataset
-        judged = [
+        evaluated = [
             client._replace(own=own_score(self.task, model, dataset, client.local.client, score_at))
             for client, model in zip(clients, models, strict=True)
         ]
         if not self.evaluation.local:
-            return judged
+            return evaluated
         scores = score_local(self.task, models, dataset, self.evaluation)
         distances: Sequence[float | None] = [None] * len(clients)
         if self.reference is not None:
             distances = self.reference.distances([model.params for model in models])
         return [
             client._replace(score=found, distance=distance)
-            for client, found, distance in zip(judged, scores, distances, strict=True)
+            for client, found, distance in zip(evaluated, scores, distances, strict=True)
         ]
 
 

@@ -125,7 +125,7 @@ class OwnStep:
         for metric in counting:  # what training has left in it
             metric.reset()
         logs = _Logs(self.name)
-        self._judge(weights, batches, logs)
+        self._evaluate(weights, batches, logs)
         found = logs.means()
         for metric in counting:
             metric.reset()
@@ -140,7 +140,7 @@ class OwnStep:
         tried, logs = type(self)(deepcopy(self.module).eval(), self.base), _Logs(self.name)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
-                tried._judge({}, [(x, y)], logs)
+                tried._evaluate({}, [(x, y)], logs)
             except UserError:
                 raise
             except Exception:
@@ -148,7 +148,7 @@ class OwnStep:
                     raise
         return frozenset(logs.given)
 
-    def _judge(self, weights: Params, batches: Iterable[tuple[Any, Tensor]], logs: "_Logs") -> None:
+    def _evaluate(self, weights: Params, batches: Iterable[tuple[Any, Tensor]], logs: "_Logs") -> None:
         """Call its evaluation as Lightning does, and remember what it logs."""
         cls: Any = type(self.module)
         own = [name for name in STEPS[1:] if getattr(cls, name) is not getattr(self.base, name)]
@@ -166,19 +166,19 @@ class OwnStep:
 
     @contextmanager
     def without_trainer(
-        self, log: Callable[..., None] = lambda *_, **__: None, judged: str = "", **facts: Any
+        self, log: Callable[..., None] = lambda *_, **__: None, evaluated: str = "", **facts: Any
     ) -> Iterator[None]:
         """The module at work without Lightning, knowing nothing of a Trainer but these facts.
 
         Args:
-            log: Is told what it logs.
-            judged: Which of its steps is at work, if it is being judged rather than trained.
+            log: Receives what it logs.
+            evaluated: Which of its steps is at work, if it is being evaluated rather than trained.
             facts: What it may ask its Trainer for.
         """
         modules: list[Any] = [one for one in self.module.modules() if isinstance(one, self.base)]
         before = [(one, _trainer_of(one), vars(one).get("log")) for one in modules]
         for one in modules:
-            one.trainer = _NoTrainer(self.name, judged, facts)
+            one.trainer = _NoTrainer(self.name, evaluated, facts)
             vars(one)["log"] = log
         try:
             yield
@@ -253,8 +253,8 @@ class _Steps(nn.Module):
 class _NoTrainer:
     """Stands where Lightning puts the Trainer."""
 
-    def __init__(self, name: str, judged: str, facts: Mapping[str, Any]) -> None:
-        self._name, self._judged = name, judged
+    def __init__(self, name: str, evaluated: str, facts: Mapping[str, Any]) -> None:
+        self._name, self._judged = name, evaluated
         vars(self).update(facts)
 
     def __getattr__(self, asked: str) -> Any:

@@ -3,7 +3,7 @@
 from typing import TypeGuard
 
 from fl_lightning.optimisers.adam import Adam
-from fl_lightning.optimisers.base import Rule
+from fl_lightning.optimisers.base import LocalOptimiser
 from fl_lightning.optimisers.sgd import Sgd
 from fl_lightning.training import Training
 
@@ -13,6 +13,6 @@ def usual(training: Training) -> Sgd | Adam:
     return Sgd(training) if training.is_sgd else Adam(training)
 
 
-def is_usual(rule: Rule) -> TypeGuard[Sgd | Adam]:
+def is_usual(optimiser: LocalOptimiser) -> TypeGuard[Sgd | Adam]:
     """Whether a rule is one of them, which the Lightning engine leaves to torch.optim, and not a method's own."""
-    return isinstance(rule, Sgd | Adam)
+    return isinstance(optimiser, Sgd | Adam)

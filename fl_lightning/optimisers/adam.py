@@ -1,6 +1,6 @@
 """Adam and AdamW as pure functions of one client, in the order of torch.optim after gradient clipping.
 
-    g <- clip(g + pull), and for adam  g <- g + weight_decay theta
+    g <- clip(g + grad P), and for adam  g <- g + weight_decay theta
     m <- beta1 m + (1 - beta1) g                v <- beta2 v + (1 - beta2) g^2         both start at zero in every round
     theta <- (1 - lr weight_decay) theta                                               adamw alone
     theta <- theta - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)          t = 1, 2, ...
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fl_lightning.optimisers.base import Rule, Slopes, clipped
+from fl_lightning.optimisers.base import Gradients, LocalOptimiser, clipped
 from fl_lightning.params import Params, zeros, zip_map
 from fl_lightning.training import Training
 
@@ -30,7 +30,7 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adam(Rule):
+class Adam(LocalOptimiser):
     """Adam, or AdamW; the Lightning engine uses torch.optim's for it."""
 
     training: Training
@@ -39,9 +39,9 @@ class Adam(Rule):
         return Moments(zeros(params), zeros(params))
 
     def step(
-        self, params: Params, state: Moments, slopes: Slopes, noise: Params, number: int
+        self, params: Params, state: Moments, gradients: Gradients, noise: Params, number: int
     ) -> tuple[Params, Moments]:
-        training, grad = self.training, slopes.total()
+        training, grad = self.training, gradients.total()
         b1, b2, decay = training.beta1, training.beta2, training.weight_decay
         if training.clip_norm is not None:
             grad = clipped(grad, training.clip_norm)

@@ -1,8 +1,8 @@
 """What a rule of local training is: where each gradient is taken, and what a client does with it.
 
     point_t          = point(theta_t, state_t, noise_t)                     where the likelihood's gradient is taken
-    g_t, pull_t      = grad L(point_t; batch_t), grad P(theta_t)
-    theta, state    <- step(theta_t, state_t, (g_t, pull_t), noise_t, t)    t = 0, 1, ...
+    g_t, grad P_t    = grad L(point_t; batch_t), grad P(theta_t)
+    theta, state    <- step(theta_t, state_t, (g_t, grad P_t), noise_t, t)    t = 0, 1, ...
 
 Pure functions of one client, which also work under `torch.func.vmap`: every engine carries them out, with the same
 noise for the same (seed, round, client, step). SGD is one of them, for which the engines have a shortcut. Where the
@@ -19,7 +19,7 @@ from torch import Tensor
 from fl_lightning.params import Params, zip_map
 
 
-class Slopes(NamedTuple):
+class Gradients(NamedTuple):
     """The gradients of a step.
 
     Attributes:
@@ -36,7 +36,7 @@ class Slopes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule(ABC):
+class LocalOptimiser(ABC):
     """One local optimiser, with the settings and tensors of one client in one round."""
 
     @property
@@ -53,7 +53,7 @@ class Rule(ABC):
         return params
 
     @abstractmethod
-    def step(self, params: Params, state: Any, slopes: Slopes, noise: Params, number: int) -> tuple[Params, Any]:
+    def step(self, params: Params, state: Any, gradients: Gradients, noise: Params, number: int) -> tuple[Params, Any]:
         """The parameters and the memory after step `number`, counted from 0; for bias corrections add 1."""
 
 

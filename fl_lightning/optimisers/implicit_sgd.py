@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.optimisers.base import Rule, Slopes
+from fl_lightning.optimisers.base import Gradients, LocalOptimiser
 from fl_lightning.optimisers.sgd import Sgd
 from fl_lightning.params import Params, zip_map
 from fl_lightning.penalty import Quadratic
@@ -19,7 +19,7 @@ from fl_lightning.training import Training
 
 
 @dataclass(frozen=True)
-class ImplicitPenalty(Rule):
+class ImplicitPenalty(LocalOptimiser):
     """SGD whose penalty is taken at the end of the step.
 
     Attributes:
@@ -33,8 +33,10 @@ class ImplicitPenalty(Rule):
     def init(self, params: Params) -> Params:
         return Sgd(self.training).init(params)
 
-    def step(self, params: Params, state: Params, slopes: Slopes, noise: Params, number: int) -> tuple[Params, Params]:
-        moved, velocity = Sgd(self.training).step(params, state, Slopes(slopes.likelihood), noise, number)
+    def step(
+        self, params: Params, state: Params, gradients: Gradients, noise: Params, number: int
+    ) -> tuple[Params, Params]:
+        moved, velocity = Sgd(self.training).step(params, state, Gradients(gradients.likelihood), noise, number)
         stiffness = self.penalty.stiffness
         assert isinstance(stiffness, dict)
 

@@ -4,7 +4,7 @@
     h_hat  = lam (theta - m) g (h + d)                    an estimate of the likelihood's curvature, without bias
     g_bar <- b1 g_bar + (1 - b1) g
     h     <- b2 h + (1 - b2) h_hat + 1/2 (1 - b2)^2 (h - h_hat)^2 / (h + d)
-    m     <- m - lr h_0 (g_bar / (1 - b1^t) + pull) / (h + d)         t = 1, 2, ...; pull = d (m - c)
+    m     <- m - lr h_0 (g_bar / (1 - b1^t) + grad P) / (h + d)         t = 1, 2, ...; grad P = d (m - c)
 
 It minimises lam E_q[L] + KL(q || N(c, 1/(lam d))), L being the mean loss: lam is the number of samples (over the
 temperature), h its curvature per sample, d the precision of the prior over lam. h + d never falls below half of what
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import require
-from fl_lightning.optimisers.base import Rule, Slopes, clipped
+from fl_lightning.optimisers.base import Gradients, LocalOptimiser, clipped
 from fl_lightning.params import Params, zeros, zip_map
 from fl_lightning.training import Training, require_sgd
 
@@ -37,7 +37,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ivon(Rule):
+class Ivon(LocalOptimiser):
     """A variational rule: training moves the mean of a Gaussian, and learns its precision on the way.
 
     Attributes:
@@ -71,9 +71,11 @@ class Ivon(Rule):
 
         return zip_map(sampled, params, state.curvature, self.prior, noise)
 
-    def step(self, params: Params, state: State, slopes: Slopes, noise: Params, number: int) -> tuple[Params, State]:
+    def step(
+        self, params: Params, state: State, gradients: Gradients, noise: Params, number: int
+    ) -> tuple[Params, State]:
         b1, b2 = self.gradient_decay, self.curvature_decay
-        grad = slopes.likelihood
+        grad = gradients.likelihood
         if self.training.clip_norm is not None:
             grad = clipped(grad, self.training.clip_norm)
 
@@ -85,10 +87,10 @@ class Ivon(Rule):
         gradient = zip_map(lambda old, g: b1 * old + (1 - b1) * g, state.gradient, grad)
         curvature = zip_map(renewed, state.curvature, self.prior, noise, grad)
         correction, lr = 1 - b1 ** (number + 1), self.training.lr * self.scale
-        slope = zip_map(lambda g: g / correction, gradient)
-        if slopes.penalty is not None:
-            slope = zip_map(torch.add, slope, slopes.penalty)
-        moved = zip_map(lambda m, s, h, d: m - lr * s / (h + d), params, slope, curvature, self.prior)
+        direction = zip_map(lambda g: g / correction, gradient)
+        if gradients.penalty is not None:
+            direction = zip_map(torch.add, direction, gradients.penalty)
+        moved = zip_map(lambda m, s, h, d: m - lr * s / (h + d), params, direction, curvature, self.prior)
         return moved, State(gradient, curvature)
 
 

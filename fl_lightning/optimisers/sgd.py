@@ -1,6 +1,6 @@
 """SGD as a pure function of one client, in the order of torch.optim.SGD after gradient clipping.
 
-g        <- clip(g + pull) + weight_decay theta
+g        <- clip(g + grad P) + weight_decay theta
 velocity <- momentum velocity + g              the velocity starts at zero in every round
 theta    <- theta - lr velocity
 """
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fl_lightning.optimisers.base import Rule, Slopes, clipped, descended
+from fl_lightning.optimisers.base import Gradients, LocalOptimiser, clipped, descended
 from fl_lightning.params import Params, zeros, zip_map
 from fl_lightning.training import Training
 
 
 @dataclass(frozen=True)
-class Sgd(Rule):
+class Sgd(LocalOptimiser):
     """Plain or heavy-ball SGD; the Lightning engine uses torch.optim.SGD for it, the functional one a shortcut."""
 
     training: Training
@@ -23,8 +23,10 @@ class Sgd(Rule):
     def init(self, params: Params) -> Params:
         return zeros(params) if self.training.momentum else {}
 
-    def step(self, params: Params, state: Params, slopes: Slopes, noise: Params, number: int) -> tuple[Params, Params]:
-        return sgd(params, slopes.total(), state, self.training)
+    def step(
+        self, params: Params, state: Params, gradients: Gradients, noise: Params, number: int
+    ) -> tuple[Params, Params]:
+        return sgd(params, gradients.total(), state, self.training)
 
 
 def is_plain(training: Training) -> bool:

@@ -8,7 +8,7 @@ from fl_lightning.loop import Problem, initial
 from fl_lightning.method import HasEnsemble, task_of
 from fl_lightning.metrics import ridge_scan
 from fl_lightning.metrics.metric import Measurement
-from fl_lightning.metrics.round_metrics import ClientJudge, measure, own_metrics_of
+from fl_lightning.metrics.round_metrics import ClientEvaluator, measure, own_metrics_of
 from fl_lightning.metrics.uncertainty.posterior import Member
 from fl_lightning.models.task import Weights
 from fl_lightning.record import RoundRecord, Snapshot
@@ -44,10 +44,10 @@ class Evaluator:
             final_round.check(config, self._situation(self.start, ()))
 
     @property
-    def judge(self) -> ClientJudge:
+    def evaluate_clients(self) -> ClientEvaluator:
         """What measures clients where they were trained."""
         rounds = self._config.federation.rounds
-        return ClientJudge(self._problem.task, self._reference, self._config.evaluation, rounds)
+        return ClientEvaluator(self._problem.task, self._reference, self._config.evaluation, rounds)
 
     def evaluate(self, record: RoundRecord) -> Measurement:
         """Measure a round: AE, LF and the ridge included, where asked for."""

@@ -19,7 +19,7 @@ from fl_lightning.data.batches import SERVER, ClientData
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.shares import sizes_of
 from fl_lightning.errors import require
-from fl_lightning.method import HasPosterior, OwnPosterior, adapted
+from fl_lightning.method import HasPosterior, MethodPosterior, adapted
 from fl_lightning.metrics.metric import is_final
 from fl_lightning.metrics.uncertainty import (
     method_posterior,
@@ -64,10 +64,10 @@ class Situation(NamedTuple):
     holdout: Tensor
     weights: Weights
     members: Sequence[Member]
-    own: OwnPosterior | None = None
+    own: MethodPosterior | None = None
 
 
-def kept_by_method(config: RunConfig, now: Snapshot, clients: Sequence[Tensor]) -> OwnPosterior | None:
+def kept_by_method(config: RunConfig, now: Snapshot, clients: Sequence[Tensor]) -> MethodPosterior | None:
     """The posterior that the method itself keeps after a round, if it keeps any."""
     if not isinstance(config.method, HasPosterior):
         return None

@@ -8,7 +8,7 @@ from types import MappingProxyType, TracebackType
 from typing import NamedTuple, Self
 
 from fl_lightning.data.shares import class_counts
-from fl_lightning.engines.parallel.executor import Crew
+from fl_lightning.engines.parallel.executor import Executor
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.loop import Problem
 from fl_lightning.metrics.early_stopping import Stop
@@ -49,7 +49,7 @@ class RunOptions(NamedTuple):
     checkpoint: bool = True
     model: bool = False
     fresh: bool = False
-    workers: Crew = 1
+    workers: Executor = 1
     stop: Stop | None = None
 
 

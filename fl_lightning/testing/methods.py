@@ -18,7 +18,7 @@ from fl_lightning.engines.lightning import Lightning
 from fl_lightning.engines.returned import check_params, check_type
 from fl_lightning.errors import UserError
 from fl_lightning.gaussian.base import Gaussian
-from fl_lightning.method import CountsTraffic, HasEnsemble, HasPosterior, Method, OwnPosterior
+from fl_lightning.method import CountsTraffic, HasEnsemble, HasPosterior, Method, MethodPosterior
 from fl_lightning.metrics.round_metrics import measure
 from fl_lightning.params import Params, flatten
 from fl_lightning.penalty import Penalty
@@ -295,7 +295,7 @@ def what_is_measured_are_numbers(method: Method) -> None:
     are_gaussians = all(isinstance(one, Gaussian) for one in posteriors)
     expect(are_gaussians, f"posteriors must be Gaussians, got {posteriors!r:.80}")
     kept = method.posterior(state, last.round, cohort.training, cohort.server.sizes)
-    check_type(method, "posterior", kept, (OwnPosterior, type(None)), "an OwnPosterior or None")
+    check_type(method, "posterior", kept, (MethodPosterior, type(None)), "an MethodPosterior or None")
 
 
 def _check_penalty(penalty: Penalty, params: Params) -> None:

@@ -16,7 +16,7 @@ from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.problem import problem_of
 from fl_lightning.system import trees
 from tests.engines.test_user_module import Plain
-from tests.optimisers.test_local_optimisers import Noisy, with_rule
+from tests.optimisers.test_local_optimisers import Noisy, with_optimiser
 from tests.support.cases import equal_bits, final, largest_difference, network, ragged
 
 ENGINES = {"loop": Functional(chunk=1), "vmap": Functional(chunk=4), "lightning": Lightning()}
@@ -82,7 +82,7 @@ def test_scaled_gradients_are_unscaled_before_anybody_sees_them(method, clip_nor
 
 
 def test_a_rule_of_the_methods_own_sees_unscaled_gradients():
-    method, _ = with_rule(FedAvg(), Noisy)
+    method, _ = with_optimiser(FedAvg(), Noisy)
     full, short = (records(method, e, m) for e, m in ((Functional(chunk=1), None), (Halved(), torch.float16)))
     assert 1e-7 < largest_difference(final(full), final(short)) < 0.01
 

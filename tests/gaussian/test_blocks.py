@@ -115,60 +115,60 @@ def test_all_operations_are_those_of_the_dense_precision(name):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_product_is_that_of_the_dense_precisions(name):
-    experts = [FORMS[name](seed) for seed in range(3)]
-    found = product(experts, WEIGHTS, 0.2)
-    eye = torch.eye(experts[0].size, dtype=torch.float64)
-    expected = dense_product([e.mean for e in experts], [dense(e) + 0.2 * eye for e in experts], WEIGHTS)
+    posteriors = [FORMS[name](seed) for seed in range(3)]
+    found = product(posteriors, WEIGHTS, 0.2)
+    eye = torch.eye(posteriors[0].size, dtype=torch.float64)
+    expected = dense_product([e.mean for e in posteriors], [dense(e) + 0.2 * eye for e in posteriors], WEIGHTS)
     assert torch.allclose(flatten(found.mean), expected, atol=1e-10)
-    assert list(found.mean) == list(experts[0].mean)
+    assert list(found.mean) == list(posteriors[0].mean)
 
 
-def damped_matrix(expert, c_inputs, c_slopes):
-    a = expert.inputs + c_inputs * torch.eye(len(expert.inputs), dtype=torch.float64)
-    g = expert.slopes + c_slopes * torch.eye(OUTPUTS, dtype=torch.float64)
-    return kron_matrix(g, a, len(expert.mean) > 1)
+def damped_matrix(posterior, c_inputs, c_gradients):
+    a = posterior.inputs + c_inputs * torch.eye(len(posterior.inputs), dtype=torch.float64)
+    g = posterior.slopes + c_gradients * torch.eye(OUTPUTS, dtype=torch.float64)
+    return kron_matrix(g, a, len(posterior.mean) > 1)
 
 
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("relative", [True, False])
 def test_the_factored_damping_of_kron(relative, biased):
-    experts = [of_kron(seed, biased) for seed in range(3)]
-    a = sum(w * float(e.inputs.trace()) for w, e in zip(WEIGHTS, experts, strict=True)) / len(experts[0].inputs)
-    g = sum(w * float(e.slopes.trace()) for w, e in zip(WEIGHTS, experts, strict=True)) / OUTPUTS
-    c_inputs, c_slopes = (0.1 * a, 0.7 * g) if relative else (0.1, 0.7)
-    found = Kron.merged(experts, WEIGHTS, Merging(0.1, relative, slopes=0.7))
-    matrices = [damped_matrix(e, c_inputs, c_slopes) for e in experts]
-    expected = dense_product([e.mean for e in experts], matrices, WEIGHTS)
+    posteriors = [of_kron(seed, biased) for seed in range(3)]
+    a = sum(w * float(e.inputs.trace()) for w, e in zip(WEIGHTS, posteriors, strict=True)) / len(posteriors[0].inputs)
+    g = sum(w * float(e.slopes.trace()) for w, e in zip(WEIGHTS, posteriors, strict=True)) / OUTPUTS
+    c_inputs, c_gradients = (0.1 * a, 0.7 * g) if relative else (0.1, 0.7)
+    found = Kron.merged(posteriors, WEIGHTS, Merging(0.1, relative, slopes=0.7))
+    matrices = [damped_matrix(e, c_inputs, c_gradients) for e in posteriors]
+    expected = dense_product([e.mean for e in posteriors], matrices, WEIGHTS)
     assert torch.allclose(flatten(found.mean), expected, atol=1e-10)
     assert found.residual < 1e-12
-    damped = Kron.damped_experts(experts, WEIGHTS, Merging(0.1, relative, slopes=0.7))
-    for expert, matrix in zip(damped, matrices, strict=True):
-        assert torch.allclose(dense(expert), matrix, atol=1e-12)
+    damped = Kron.damped_posteriors(posteriors, WEIGHTS, Merging(0.1, relative, slopes=0.7))
+    for posterior, matrix in zip(damped, matrices, strict=True):
+        assert torch.allclose(dense(posterior), matrix, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", [of_inputs, of_kron])
 def test_isotropic_damping_is_relative_to_the_mean_precision(form):
-    experts = [form(seed) for seed in range(3)]
-    matrices = [dense(e) for e in experts]
+    posteriors = [form(seed) for seed in range(3)]
+    matrices = [dense(e) for e in posteriors]
     gamma = 0.3 * sum(w * float(m.diagonal().mean()) for w, m in zip(WEIGHTS, matrices, strict=True))
-    eye = torch.eye(experts[0].size, dtype=torch.float64)
-    found = type(experts[0]).merged(experts, WEIGHTS, Merging(0.3, slopes=None))
-    expected = dense_product([e.mean for e in experts], [m + gamma * eye for m in matrices], WEIGHTS)
+    eye = torch.eye(posteriors[0].size, dtype=torch.float64)
+    found = type(posteriors[0]).merged(posteriors, WEIGHTS, Merging(0.3, slopes=None))
+    expected = dense_product([e.mean for e in posteriors], [m + gamma * eye for m in matrices], WEIGHTS)
     assert torch.allclose(flatten(found.mean), expected, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_identical_experts_are_reproduced(name):
-    expert = FORMS[name](0)
-    found = type(expert).merged([expert] * 3, WEIGHTS, Merging(0.01))
-    assert largest_difference(found.mean, expert.mean) < 1e-14
-    assert torch.allclose(dense(found), dense(expert), atol=1e-13)
+    posterior = FORMS[name](0)
+    found = type(posterior).merged([posterior] * 3, WEIGHTS, Merging(0.01))
+    assert largest_difference(found.mean, posterior.mean) < 1e-14
+    assert torch.allclose(dense(found), dense(posterior), atol=1e-13)
 
 
 def test_equal_means_are_reproduced_whatever_the_precisions():
     mean = of_kron(0).mean
-    experts = [of_kron(seed).with_mean(mean) for seed in range(3)]
-    assert largest_difference(Kron.merged(experts, WEIGHTS, Merging(0.01)).mean, mean) < 1e-14
+    posteriors = [of_kron(seed).with_mean(mean) for seed in range(3)]
+    assert largest_difference(Kron.merged(posteriors, WEIGHTS, Merging(0.01)).mean, mean) < 1e-14
 
 
 def test_with_equal_slopes_kron_is_inputs():
@@ -177,16 +177,16 @@ def test_with_equal_slopes_kron_is_inputs():
     expected = Inputs.merged(inputs, WEIGHTS, Merging(0.05)).mean
     common = moment(torch.Generator().manual_seed(9), OUTPUTS)
     for slopes, damping in ((common, 1.0), (torch.eye(OUTPUTS, dtype=torch.float64), 0.0)):
-        experts = [Kron(e.mean, e.inputs, slopes) for e in inputs]
-        found = Kron.merged(experts, WEIGHTS, Merging(0.05, slopes=damping))
+        posteriors = [Kron(e.mean, e.inputs, slopes) for e in inputs]
+        found = Kron.merged(posteriors, WEIGHTS, Merging(0.05, slopes=damping))
         assert largest_difference(found.mean, expected) < 1e-10
 
 
 def test_with_equal_inputs_the_factored_solution_is_exact():
     common = moment(torch.Generator().manual_seed(9), INPUTS + 1)
-    experts = [Kron(e.mean, common, e.slopes) for e in map(of_kron, range(3))]
+    posteriors = [Kron(e.mean, common, e.slopes) for e in map(of_kron, range(3))]
     one, other = (
-        Kron.merged(experts, WEIGHTS, Merging(0.05, slopes=0.5, solver=solver)) for solver in ("cg", "factored")
+        Kron.merged(posteriors, WEIGHTS, Merging(0.05, slopes=0.5, solver=solver)) for solver in ("cg", "factored")
     )
     assert largest_difference(one.mean, other.mean) < 1e-10
     assert other.residual < 1e-12
@@ -196,41 +196,43 @@ def test_with_equal_inputs_the_factored_solution_is_exact():
 
 
 def test_the_factored_solution_is_that_of_fedlpa():
-    experts = [of_kron(seed) for seed in range(3)]
-    found = Kron.merged(experts, WEIGHTS, Merging(0.1, False, slopes=0.1, solver="factored"))
+    posteriors = [of_kron(seed) for seed in range(3)]
+    found = Kron.merged(posteriors, WEIGHTS, Merging(0.1, False, slopes=0.1, solver="factored"))
     eyes = [torch.eye(n, dtype=torch.float64) for n in (OUTPUTS, INPUTS + 1)]
-    g = sum(w * (e.slopes + 0.1 * eyes[0]) for w, e in zip(WEIGHTS, experts, strict=True))
-    a = sum(w * (e.inputs + 0.1 * eyes[1]) for w, e in zip(WEIGHTS, experts, strict=True))
+    g = sum(w * (e.slopes + 0.1 * eyes[0]) for w, e in zip(WEIGHTS, posteriors, strict=True))
+    a = sum(w * (e.inputs + 0.1 * eyes[1]) for w, e in zip(WEIGHTS, posteriors, strict=True))
     middle = sum(
         w * (e.slopes + 0.1 * eyes[0]) @ joined(e.mean) @ (e.inputs + 0.1 * eyes[1])
-        for w, e in zip(WEIGHTS, experts, strict=True)
+        for w, e in zip(WEIGHTS, posteriors, strict=True)
     )
     expected = torch.linalg.inv(g) @ middle @ torch.linalg.inv(a)
-    assert largest_difference(found.mean, split(expected, experts[0].mean)) < 1e-10
+    assert largest_difference(found.mean, split(expected, posteriors[0].mean)) < 1e-10
 
 
 def test_huge_damping_is_the_average():
     for form, merging in ((of_inputs, Merging(1e12)), (of_kron, Merging(1e12, slopes=1e12))):
-        experts = [form(seed) for seed in range(3)]
-        average = sum(w * flatten(e.mean) for w, e in zip(WEIGHTS, experts, strict=True))
-        assert torch.allclose(flatten(type(experts[0]).merged(experts, WEIGHTS, merging).mean), average, atol=1e-6)
+        posteriors = [form(seed) for seed in range(3)]
+        average = sum(w * flatten(e.mean) for w, e in zip(WEIGHTS, posteriors, strict=True))
+        assert torch.allclose(
+            flatten(type(posteriors[0]).merged(posteriors, WEIGHTS, merging).mean), average, atol=1e-6
+        )
 
 
 def test_the_scale_of_all_factors_does_not_matter():
-    experts = [of_kron(seed) for seed in range(3)]
+    posteriors = [of_kron(seed) for seed in range(3)]
     merging = Merging(0.1, slopes=0.5)
-    once = Kron.merged(experts, WEIGHTS, merging).mean
-    larger = [Kron(e.mean, 1e3 * e.inputs, 1e-4 * e.slopes) for e in experts]
+    once = Kron.merged(posteriors, WEIGHTS, merging).mean
+    larger = [Kron(e.mean, 1e3 * e.inputs, 1e-4 * e.slopes) for e in posteriors]
     assert largest_difference(Kron.merged(larger, WEIGHTS, merging).mean, once) < 1e-10
 
 
 def test_without_any_precision_the_average_is_taken():
-    experts = [of_kron(seed) for seed in range(3)]
-    average = sum(w * flatten(e.mean) for w, e in zip(WEIGHTS, experts, strict=True))
+    posteriors = [of_kron(seed) for seed in range(3)]
+    average = sum(w * flatten(e.mean) for w, e in zip(WEIGHTS, posteriors, strict=True))
     for zero in (
-        [Kron(e.mean, 0 * e.inputs, 0 * e.slopes) for e in experts],
-        [Kron(e.mean, e.inputs, 0 * e.slopes) for e in experts],
-        [Inputs(e.mean, 0 * e.inputs) for e in experts],
+        [Kron(e.mean, 0 * e.inputs, 0 * e.slopes) for e in posteriors],
+        [Kron(e.mean, e.inputs, 0 * e.slopes) for e in posteriors],
+        [Inputs(e.mean, 0 * e.inputs) for e in posteriors],
     ):
         for merging in (Merging(0.0), Merging(0.1)):
             found = type(zero[0]).merged(zero, WEIGHTS, merging)
@@ -239,39 +241,39 @@ def test_without_any_precision_the_average_is_taken():
 
 def test_units_that_are_dead_and_clients_with_few_samples():
     """Singular factors, and rows of zeros: what no client knows is averaged, the rest is solved."""
-    experts = [of_kron(seed, rank=2) for seed in range(3)]
-    for e in experts:
+    posteriors = [of_kron(seed, rank=2) for seed in range(3)]
+    for e in posteriors:
         e.inputs[1] = e.inputs[:, 1] = 0
         e.slopes[2] = e.slopes[:, 2] = 0
-    found = Kron.merged(experts, WEIGHTS, Merging(0.0, slopes=0.0))
+    found = Kron.merged(posteriors, WEIGHTS, Merging(0.0, slopes=0.0))
     assert bool(flatten(found.mean).isfinite().all())
-    average = sum(w * joined(e.mean) for w, e in zip(WEIGHTS, experts, strict=True))
+    average = sum(w * joined(e.mean) for w, e in zip(WEIGHTS, posteriors, strict=True))
     assert torch.allclose(joined(found.mean)[2], average[2], atol=1e-9)
     assert torch.allclose(joined(found.mean)[:, 1], average[:, 1], atol=1e-9)
 
 
-def sum_of(experts):
-    return sum(w * torch.kron(e.slopes, e.inputs) for w, e in zip(WEIGHTS, experts, strict=True))
+def sum_of(posteriors):
+    return sum(w * torch.kron(e.slopes, e.inputs) for w, e in zip(WEIGHTS, posteriors, strict=True))
 
 
 def test_the_product_of_mean_factors_keeps_the_trace():
-    experts = [of_kron(seed) for seed in range(3)]
-    kept = Kron.merged(experts, WEIGHTS, Merging(0.1))
-    whole = sum_of(experts)
+    posteriors = [of_kron(seed) for seed in range(3)]
+    kept = Kron.merged(posteriors, WEIGHTS, Merging(0.1))
+    whole = sum_of(posteriors)
     assert kept.trace() == pytest.approx(float(whole.trace()), rel=1e-12)
-    mean = sum(w * e.inputs for w, e in zip(WEIGHTS, experts, strict=True))
+    mean = sum(w * e.inputs for w, e in zip(WEIGHTS, posteriors, strict=True))
     assert torch.allclose(kept.inputs, mean, atol=1e-14)
 
 
 def test_the_nearest_kronecker_product_is_the_leading_singular_pair():
-    experts = [of_kron(seed, rank=1) for seed in range(3)]
-    whole = sum_of(experts)
+    posteriors = [of_kron(seed, rank=1) for seed in range(3)]
+    whole = sum_of(posteriors)
     o, i = OUTPUTS, INPUTS + 1
     rearranged = whole.view(o, i, o, i).permute(0, 2, 1, 3).reshape(o * o, i * i)
     u, s, v = torch.linalg.svd(rearranged)
     best = torch.kron((s[0] * u[:, 0]).view(o, o), v[0].view(i, i))
-    nearest = Kron.summed(experts, WEIGHTS, Merging(projection="nearest"))
-    factors = Kron.summed(experts, WEIGHTS, Merging())
+    nearest = Kron.summed(posteriors, WEIGHTS, Merging(projection="nearest"))
+    factors = Kron.summed(posteriors, WEIGHTS, Merging())
     found = torch.kron(nearest.slopes, nearest.inputs)
     error, least = float((found - whole).norm()), float((best - whole).norm())
     assert error == pytest.approx(least, rel=1e-3)
@@ -281,11 +283,11 @@ def test_the_nearest_kronecker_product_is_the_leading_singular_pair():
 
 def test_the_nearest_kronecker_product_splits_its_scale_as_the_mean_factors_do():
     """Rounds are averaged factor by factor, so that the split counts; the product alone leaves it open."""
-    experts = [of_kron(seed, rank=1) for seed in range(3)]
-    nearest = Kron.summed(experts, WEIGHTS, Merging(projection="nearest"))
-    mean = sum(w * float(e.inputs.trace()) for w, e in zip(WEIGHTS, experts, strict=True))
+    posteriors = [of_kron(seed, rank=1) for seed in range(3)]
+    nearest = Kron.summed(posteriors, WEIGHTS, Merging(projection="nearest"))
+    mean = sum(w * float(e.inputs.trace()) for w, e in zip(WEIGHTS, posteriors, strict=True))
     assert float(nearest.inputs.trace()) == pytest.approx(mean, rel=1e-12)
-    nothing = [e.with_parts({"inputs": e.inputs, "slopes": 0 * e.slopes}) for e in experts]
+    nothing = [e.with_parts({"inputs": e.inputs, "slopes": 0 * e.slopes}) for e in posteriors]
     assert Kron.summed(nothing, WEIGHTS, Merging(projection="nearest")).trace() == 0
 
 
@@ -327,23 +329,23 @@ def test_the_preconditioner_saves_iterations_and_the_tolerance_is_kept(monkeypat
     stream = torch.Generator().manual_seed(0)
     scales = torch.logspace(-3, 3, 12, dtype=torch.float64)
     common = moment(stream, 12) * scales[:, None] * scales
-    experts = []
+    posteriors = []
     for seed in range(3):
         own = torch.Generator().manual_seed(seed)
         jitter = moment(own, 12) * 0.01 * scales[:, None] * scales
-        experts.append(Kron(layer(own, biased=False, shape=(6, 12)), common + jitter, moment(own, 6)))
-    found = Kron.merged(experts, WEIGHTS, Merging(0.0, slopes=0.1))
+        posteriors.append(Kron(layer(own, biased=False, shape=(6, 12)), common + jitter, moment(own, 6)))
+    found = Kron.merged(posteriors, WEIGHTS, Merging(0.0, slopes=0.1))
     assert 0 < found.iterations < 20
     assert found.residual <= 1e-3
     assert found.notes() == {"solver_iterations": found.iterations, "solver_residual": found.residual}
     monkeypatch.setattr(kronecker_solve.KronSum, "_preconditioner", lambda self: lambda residual: residual)
-    assert Kron.merged(experts, WEIGHTS, Merging(0.0, slopes=0.1)).iterations > 2 * found.iterations
+    assert Kron.merged(posteriors, WEIGHTS, Merging(0.0, slopes=0.1)).iterations > 2 * found.iterations
 
 
 def test_means_that_are_not_finite_stay_so():
-    experts = [of_kron(seed) for seed in range(2)]
-    experts[0].mean["w"][0, 0] = float("nan")
-    assert not bool(flatten(Kron.merged(experts, [0.5, 0.5], Merging(0.1)).mean).isfinite().all())
+    posteriors = [of_kron(seed) for seed in range(2)]
+    posteriors[0].mean["w"][0, 0] = float("nan")
+    assert not bool(flatten(Kron.merged(posteriors, [0.5, 0.5], Merging(0.1)).mean).isfinite().all())
 
 
 def test_single_precision_factors_come_back_in_their_type():

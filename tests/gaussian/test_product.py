@@ -39,33 +39,33 @@ def test_log_density_and_distance():
 
 
 def test_the_product_is_proportional_to_the_weighted_product_of_densities():
-    experts, weights = gaussians(), [0.5, 0.3, 0.2]
-    result = product(experts, weights)
+    posteriors, weights = gaussians(), [0.5, 0.3, 0.2]
+    result = product(posteriors, weights)
     differences = []
     for seed in range(5):
         theta = {"w": torch.randn(4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)}
-        total = sum(w * dense(e).log_prob(theta["w"]) for w, e in zip(weights, experts, strict=True))
+        total = sum(w * dense(e).log_prob(theta["w"]) for w, e in zip(weights, posteriors, strict=True))
         differences.append(float(total - dense(result).log_prob(theta["w"])))
     assert max(differences) - min(differences) < 1e-12  # a constant
 
 
 def test_damping_enters_both_sides_of_the_product():
-    experts, weights = gaussians(), [0.5, 0.3, 0.2]
-    by_hand = [Diagonal(e.mean, {"w": e.precision["w"] + 0.7}) for e in experts]
-    damped = product(experts, weights, damping=0.7)
+    posteriors, weights = gaussians(), [0.5, 0.3, 0.2]
+    by_hand = [Diagonal(e.mean, {"w": e.precision["w"] + 0.7}) for e in posteriors]
+    damped = product(posteriors, weights, damping=0.7)
     assert torch.allclose(damped.mean["w"], product(by_hand, weights).mean["w"])
 
 
 def test_identical_experts_are_reproduced():
-    (expert,) = gaussians(1)
-    result = product([expert] * 3, [0.2, 0.3, 0.5], damping=0.1)
-    assert torch.allclose(result.mean["w"], expert.mean["w"], atol=1e-15)
+    (posterior,) = gaussians(1)
+    result = product([posterior] * 3, [0.2, 0.3, 0.5], damping=0.1)
+    assert torch.allclose(result.mean["w"], posterior.mean["w"], atol=1e-15)
 
 
 def test_improper_coordinates_take_the_average():
-    experts = [Diagonal(g.mean, {"w": g.precision["w"] * torch.tensor([1.0, 0, 1, 0])}) for g in gaussians(2)]
-    mean = product(experts, [0.25, 0.75]).mean["w"]
-    average = 0.25 * experts[0].mean["w"] + 0.75 * experts[1].mean["w"]
+    posteriors = [Diagonal(g.mean, {"w": g.precision["w"] * torch.tensor([1.0, 0, 1, 0])}) for g in gaussians(2)]
+    mean = product(posteriors, [0.25, 0.75]).mean["w"]
+    average = 0.25 * posteriors[0].mean["w"] + 0.75 * posteriors[1].mean["w"]
     assert torch.equal(mean[1::2], average[1::2])
     assert bool(mean.isfinite().all())
 
@@ -141,53 +141,53 @@ def test_a_full_gaussian_is_the_multivariate_normal():
 
 
 def test_the_full_product_is_proportional_to_the_weighted_product_of_densities():
-    experts, weights = [g.damped(d) for g, d in zip(full_gaussians(), (0.1, 0.2, 0.7), strict=True)], [0.5, 0.3, 0.2]
-    result = product(experts, weights, damping=0.05)
-    damped = [as_normal(expert.damped(0.05)) for expert in experts]
+    posteriors, weights = [g.damped(d) for g, d in zip(full_gaussians(), (0.1, 0.2, 0.7), strict=True)], [0.5, 0.3, 0.2]
+    result = product(posteriors, weights, damping=0.05)
+    damped = [as_normal(posterior.damped(0.05)) for posterior in posteriors]
     differences = []
     for seed in range(5):
         theta = torch.randn(5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         total = sum(w * e.log_prob(theta) for w, e in zip(weights, damped, strict=True))
         differences.append(float(total - as_normal(result).log_prob(theta)))
     assert max(differences) - min(differences) < 1e-11
-    assert torch.allclose(result.matrix, sum(w * e.matrix for w, e in zip(weights, experts, strict=True)))
+    assert torch.allclose(result.matrix, sum(w * e.matrix for w, e in zip(weights, posteriors, strict=True)))
     assert result.raises == 0
 
 
 def test_quadratic_clients_with_exact_curvature_give_the_exact_optimum():
-    experts, weights = full_gaussians(), [0.5, 0.3, 0.2]
-    best = product(experts, weights).mean
+    posteriors, weights = full_gaussians(), [0.5, 0.3, 0.2]
+    best = product(posteriors, weights).mean
     slope = sum(
-        w * e.matrix @ (flatten(best) - flatten(e.mean)) for w, e in zip(weights, experts, strict=True)
+        w * e.matrix @ (flatten(best) - flatten(e.mean)) for w, e in zip(weights, posteriors, strict=True)
     )  # of sum_n w_n 1/2 (theta - mu_n)^T Lambda_n (theta - mu_n)
     assert slope.abs().max() < 1e-12
 
 
 def test_identical_full_experts_are_reproduced_exactly():
-    (expert,) = full_gaussians(1, rank=2)
-    result = product([expert] * 3, [0.25, 0.25, 0.5], damping=1e-6)
-    assert torch.equal(flatten(result.mean), flatten(expert.mean))
+    (posterior,) = full_gaussians(1, rank=2)
+    result = product([posterior] * 3, [0.25, 0.25, 0.5], damping=1e-6)
+    assert torch.equal(flatten(result.mean), flatten(posterior.mean))
 
 
 def test_directions_without_precision_take_the_average():
-    experts, weights = full_gaussians(2, rank=2), [0.25, 0.75]
-    null = torch.linalg.svd(sum(e.matrix for e in experts))[2][4]  # rank 4 of 5
-    result = product(experts, weights, damping=1e-9)
-    average = 0.25 * flatten(experts[0].mean) + 0.75 * flatten(experts[1].mean)
+    posteriors, weights = full_gaussians(2, rank=2), [0.25, 0.75]
+    null = torch.linalg.svd(sum(e.matrix for e in posteriors))[2][4]  # rank 4 of 5
+    result = product(posteriors, weights, damping=1e-9)
+    average = 0.25 * flatten(posteriors[0].mean) + 0.75 * flatten(posteriors[1].mean)
     assert float(null @ flatten(result.mean)) == pytest.approx(float(null @ average), abs=1e-6)
 
 
 @pytest.mark.parametrize("damping", [0.0, 1e-30])
 def test_a_singular_system_raises_its_damping_and_is_never_nan(damping):
-    experts = [Full(g.mean, g.matrix - 1e-9 * torch.eye(5, dtype=torch.float64)) for g in full_gaussians(2, rank=2)]
-    kept = [expert.matrix.clone() for expert in experts]
-    result = product(experts, [0.5, 0.5], damping)
+    posteriors = [Full(g.mean, g.matrix - 1e-9 * torch.eye(5, dtype=torch.float64)) for g in full_gaussians(2, rank=2)]
+    kept = [posterior.matrix.clone() for posterior in posteriors]
+    result = product(posteriors, [0.5, 0.5], damping)
     assert result.raises > 0
     assert 1e-9 < result.damping < 1e-6
     assert bool(flatten(result.mean).isfinite().all())
-    assert all(torch.equal(expert.matrix, was) for expert, was in zip(experts, kept, strict=True))
-    nothing = product([Full(g.mean, torch.zeros(5, 5, dtype=torch.float64)) for g in experts], [0.25, 0.75], 0.0)
-    average = 0.25 * flatten(experts[0].mean) + 0.75 * flatten(experts[1].mean)
+    assert all(torch.equal(posterior.matrix, was) for posterior, was in zip(posteriors, kept, strict=True))
+    nothing = product([Full(g.mean, torch.zeros(5, 5, dtype=torch.float64)) for g in posteriors], [0.25, 0.75], 0.0)
+    average = 0.25 * flatten(posteriors[0].mean) + 0.75 * flatten(posteriors[1].mean)
     assert torch.allclose(flatten(nothing.mean), average)
 
 

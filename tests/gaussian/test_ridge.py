@@ -89,10 +89,10 @@ def stationary(one, two, weight, start):
     """A critical point by Newton's method from a start, knowing nothing of ridges; None if it does not converge."""
     place = start
     for _ in range(40):
-        g = analytic_slope(one, two, weight, place)
+        g = analytic_gradient(one, two, weight, place)
         if g.norm() < 1e-13:
             break
-        jacobian = torch.func.jacrev(lambda p: analytic_slope(one, two, weight, p))(place)
+        jacobian = torch.func.jacrev(lambda p: analytic_gradient(one, two, weight, p))(place)
         step, info = torch.linalg.solve_ex(jacobian, g)
         if int(info) or not bool(step.isfinite().all()):
             return None
@@ -100,7 +100,7 @@ def stationary(one, two, weight, start):
     return place if slope(one, two, weight, place).norm() < 1e-10 else None
 
 
-def analytic_slope(one, two, weight, place):
+def analytic_gradient(one, two, weight, place):
     logs = torch.stack([ridge.log_density(one, place), ridge.log_density(two, place)])
     shares = torch.softmax(logs + torch.tensor([weight, 1 - weight], dtype=torch.float64).log(), 0)
     pulls = [q.matrix @ (flatten(q.mean) - place) for q in (one, two)]

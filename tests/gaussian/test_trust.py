@@ -1,4 +1,4 @@
-"""Products within reach of their experts: the product itself where it is, and nearer to the average where it is not."""
+"""Products within reach of their posteriors: the product itself where it is, nearer to the average where it is not."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.support.cases import final, largest_difference, ragged
 WEIGHTS = (0.5, 0.3, 0.2)
 
 
-def experts(seed=0, spread=3.0):
+def posteriors(seed=0, spread=3.0):
     """Three layers with moments of very different directions and lengths."""
     stream = torch.Generator().manual_seed(seed)
     found = []
@@ -51,7 +51,7 @@ def reach(own, matrix):
 def test_damping_is_doubled_until_the_product_is_within_reach_and_no_longer(trust):
     doubled = 0
     for seed in range(20):
-        own = experts(seed)
+        own = posteriors(seed)
         damping = 1e-4
         while reach(own, by_hand(own, damping)) > trust:
             damping *= 2
@@ -64,21 +64,21 @@ def test_damping_is_doubled_until_the_product_is_within_reach_and_no_longer(trus
 
 
 def test_without_damping_it_starts_to_be_damped():
-    own = experts(1)
+    own = posteriors(1)
     found = merged(own, WEIGHTS, Merging(damping=0.0, trust=1e-3))
     assert 0 < reach(own, joined(found.mean)) <= 1e-3
 
 
 def test_equal_experts_stay():
-    own = [experts()[0]] * 3
-    assert reach(experts(), joined(own[0].mean)) > 0
+    own = [posteriors()[0]] * 3
+    assert reach(posteriors(), joined(own[0].mean)) > 0
     found = merged(own, WEIGHTS, Merging(damping=1e-2, trust=0.1))
     assert largest_difference(found.mean, own[0].mean) < 1e-12
 
 
 def test_every_block_has_a_reach_of_its_own():
     """A block within reach is the product's; its neighbour, out of reach, is damped for itself."""
-    near, far = experts(3, spread=0.0), experts(4)
+    near, far = posteriors(3, spread=0.0), posteriors(4)
     trust = 1.01 * reach(near, by_hand(near, 1e-4))
     assert reach(far, by_hand(far, 1e-4)) > trust
     rows = []

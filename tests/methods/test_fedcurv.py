@@ -13,7 +13,7 @@ from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedcurv import FedCurv, Pull
+from fl_lightning.methods.fedcurv import FedCurv, OthersPrecisions
 from fl_lightning.params import flatten
 from tests.support.cases import equal_bits, final, largest_difference, ragged
 from tests.support.references import batches, gradient, initial, weights
@@ -134,7 +134,7 @@ def test_a_plain_step_on_the_pull_equals_its_gradient():
     stream = torch.Generator().manual_seed(0)
     u, v, p = ({"w": torch.rand(50, generator=stream, dtype=torch.float64)} for _ in range(3))
     stepped = {"w": p["w"].clone()}
-    Pull(u, v, 3.0).descent(0.1)(stepped)
+    OthersPrecisions(u, v, 3.0).descent(0.1)(stepped)
     assert torch.allclose(stepped["w"], p["w"] - 0.1 * 2 * 3 * (u["w"] * p["w"] - v["w"]), rtol=1e-15, atol=1e-15)
 
 
@@ -242,7 +242,7 @@ def test_above_two_the_step_on_the_penalty_diverges():
     fisher, moment = {"w": torch.ones(1, dtype=torch.float64)}, {"w": torch.zeros(1, dtype=torch.float64)}
     for stability, grows in ((1.9, False), (2.1, True)):
         params = {"w": torch.ones(1, dtype=torch.float64)}
-        descend = Pull(fisher, moment, strength=stability / (2 * 0.1)).descent(0.1)
+        descend = OthersPrecisions(fisher, moment, strength=stability / (2 * 0.1)).descent(0.1)
         for _ in range(100):
             descend(params)
         assert (abs(float(params["w"])) > 1) == grows

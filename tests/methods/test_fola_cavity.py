@@ -14,7 +14,7 @@ from fl_lightning.errors import UserError
 from fl_lightning.federation import Federation
 from fl_lightning.loop import Problem, federate
 from fl_lightning.methods.fola_extended import FolaExtended as Fola
-from fl_lightning.methods.parts.control_variates import Path, Variates, excesses, limited
+from fl_lightning.methods.parts.control_variates import ControlVariates, Path, excesses, limited
 from fl_lightning.methods.scaffold import Scaffold
 from fl_lightning.models.task import Task
 from fl_lightning.params import flatten, unflatten
@@ -207,8 +207,8 @@ def test_the_optimum_of_quadratic_losses_is_a_fixed_point(strength):
         state = state._replace(posterior=state.posterior.with_mean(named(best)))
         if cavity:
             rows = {n: named(squares.gradient(best, n)) for n in range(3)}
-            blank = Variates.blank(state.params)
-            state = state._replace(variates=Variates(blank.mean, ClientMemory.blank(blank.mean).replaced(rows)))
+            blank = ControlVariates.blank(state.params)
+            state = state._replace(variates=ControlVariates(blank.mean, ClientMemory.blank(blank.mean).replaced(rows)))
         record = squares.run(method, 2, resume=Snapshot(1, state, {}))[-1]
         moved = largest_difference(record.after.state.params, named(best))
         if not cavity:
@@ -253,7 +253,7 @@ def made_up(stream, members, weights, steps):
     lengths = torch.exp(2 * torch.randn(len(members), generator=stream, dtype=torch.float64))
     vectors = torch.randn(len(members), 6, generator=stream, dtype=torch.float64)
     changes = [{"w": length * vector} for length, vector in zip(lengths, vectors, strict=True)]
-    return cohort, Variates.blank({"w": torch.zeros(6, dtype=torch.float64)}), changes
+    return cohort, ControlVariates.blank({"w": torch.zeros(6, dtype=torch.float64)}), changes
 
 
 @pytest.mark.parametrize("limit", [1.5, 2.0, 3.0])

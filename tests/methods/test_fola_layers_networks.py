@@ -137,14 +137,14 @@ def test_many_classes_are_drawn():
     form = Fola(curvature_form="kron")._form
     case = ragged()
     local = case.run(FedAvg(), rounds=1)[0].clients[0].local
-    assert form._slopes(local) == "exact"
+    assert form._gradients(local) == "exact"
     many = case._replace(
         dataset=case.dataset.__class__(
             *(getattr(case.dataset, n) for n in ("train_x", "train_y", "test_x", "test_y")), 11
         )
     )
     local = many._replace(model=nn.Linear(5, 11).double()).run(FedAvg(), rounds=1)[0].clients[0].local
-    assert form._slopes(local) == "sampled"
+    assert form._gradients(local) == "sampled"
 
 
 class Odd(nn.Module):

@@ -16,7 +16,7 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.metrics import round_metrics
 from fl_lightning.metrics.client_tests import summary
-from fl_lightning.metrics.round_metrics import ClientJudge, as_if_not_due, measure
+from fl_lightning.metrics.round_metrics import ClientEvaluator, as_if_not_due, measure
 from fl_lightning.metrics.settings import Evaluation
 from fl_lightning.models.networks.cnn import Cnn
 from fl_lightning.models.task import Task
@@ -92,16 +92,19 @@ def test_nothing_is_said_of_clients_without_tests():
 def test_a_judge_measures_what_the_consumer_would(evaluation):
     case, method = with_tests(ragged()).changed(rounds=4), Fola()
 
-    def told(judge):
+    def told(evaluate_clients):
         task = case.task()
         records = federate(
-            method, case.problem()._replace(task=task, judge=judge and judge(task)), case.training, case.federation
+            method,
+            case.problem()._replace(task=task, evaluate_clients=evaluate_clients and evaluate_clients(task)),
+            case.training,
+            case.federation,
         )
         return [measure(method, task, case.dataset, record, None, evaluation, 4) for record in records]
 
-    alone, judged = told(None), told(lambda task: ClientJudge(task, None, evaluation, 4))
-    assert timeless(alone) == timeless(judged)
-    assert str([found.clients for found in alone]) == str([found.clients for found in judged])
+    alone, evaluated = told(None), told(lambda task: ClientEvaluator(task, None, evaluation, 4))
+    assert timeless(alone) == timeless(evaluated)
+    assert str([found.clients for found in alone]) == str([found.clients for found in evaluated])
 
 
 def test_a_round_that_is_not_due_costs_no_pass_over_data(monkeypatch):

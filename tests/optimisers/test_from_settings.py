@@ -17,7 +17,7 @@ from fl_lightning.methods.fola import Fola
 from fl_lightning.methods.fola_extended import FolaExtended
 from fl_lightning.methods.scaffold import Scaffold
 from fl_lightning.optimisers.adam import Adam
-from fl_lightning.optimisers.base import Slopes
+from fl_lightning.optimisers.base import Gradients
 from fl_lightning.params import zip_map
 from fl_lightning.training import Training
 from tests.support import references
@@ -72,9 +72,9 @@ def test_clients_train_as_with_torch(changes, engine):
         plan = result.local.plan
         schedule = scheduled(case.training, optimiser, plan.num_steps)
         for batch in list(references.batches(case, result.local.client, 1))[: plan.num_steps]:
-            slope = references.gradient(case, {k: v.detach() for k, v in params.items()}, batch)
+            gradient = references.gradient(case, {k: v.detach() for k, v in params.items()}, batch)
             for k, p in params.items():
-                p.grad = slope[k] + 0.3 * (p.detach() - start[k])
+                p.grad = gradient[k] + 0.3 * (p.detach() - start[k])
             if case.training.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(params.values(), case.training.clip_norm)
             optimiser.step()
@@ -90,13 +90,13 @@ def test_a_step_has_the_bits_of_torch(name, dtype):
     params = {"a": torch.randn(4, 3, generator=stream, dtype=dtype), "b": torch.randn(5, generator=stream, dtype=dtype)}
     theirs = zip_map(lambda p: p.clone().requires_grad_(), params)
     optimiser = torchs(training, list(theirs.values()))
-    rule, state = Adam(training), Adam(training).init(params)
+    mine, state = Adam(training), Adam(training).init(params)
     for number in range(4):
         grad = zip_map(lambda p: torch.randn(p.shape, generator=stream, dtype=dtype), params)
         for key, parameter in theirs.items():
             parameter.grad = grad[key].clone()
         optimiser.step()
-        params, state = rule.step(params, state, Slopes(grad), {}, number)
+        params, state = mine.step(params, state, Gradients(grad), {}, number)
         assert equal_bits(params, zip_map(torch.detach, theirs))
 
 
@@ -170,8 +170,8 @@ def test_variates_along_a_schedule_are_mean_gradients():
         record = case.run(method)[0]
         for result, report in zip(record.clients, record.reports, strict=True):
             batch = case.clients[result.local.client]
-            slope = references.gradient(case, references.initial(case), batch)
-            assert largest_difference(report.change, slope) < 1e-4  # steps this short leave the gradient as it is
+            gradient = references.gradient(case, references.initial(case), batch)
+            assert largest_difference(report.change, gradient) < 1e-4  # steps this short leave the gradient as it is
 
 
 def test_fednova_counts_scheduled_steps_by_their_rates():

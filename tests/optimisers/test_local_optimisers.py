@@ -12,7 +12,7 @@ from fl_lightning.errors import UserError
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.fola import Fola
-from fl_lightning.optimisers.base import Rule, Slopes
+from fl_lightning.optimisers.base import Gradients, LocalOptimiser
 from fl_lightning.optimisers.implicit_sgd import ImplicitPenalty
 from fl_lightning.optimisers.ivon import Ivon, require_own_momentum
 from fl_lightning.optimisers.sgd import Sgd
@@ -38,7 +38,7 @@ BASES = {
 
 
 @dataclass(frozen=True)
-class Disguised(Rule):
+class Disguised(LocalOptimiser):
     """SGD that the engines do not recognise: it goes the way of every other rule."""
 
     training: Training
@@ -46,12 +46,12 @@ class Disguised(Rule):
     def init(self, params):
         return Sgd(self.training).init(params)
 
-    def step(self, params, state, slopes, noise, number):
-        return Sgd(self.training).step(params, state, slopes, noise, number)
+    def step(self, params, state, gradients, noise, number):
+        return Sgd(self.training).step(params, state, gradients, noise, number)
 
 
 @dataclass(frozen=True)
-class Adam(Rule):
+class Adam(LocalOptimiser):
     """An optimiser with two moments and a bias correction: what the interface must be able to hold."""
 
     training: Training
@@ -59,8 +59,8 @@ class Adam(Rule):
     def init(self, params):
         return zeros(params), zeros(params)
 
-    def step(self, params, state, slopes, noise, number):
-        g = slopes.total()
+    def step(self, params, state, gradients, noise, number):
+        g = gradients.total()
         first = zip_map(lambda m, g: 0.9 * m + 0.1 * g, state[0], g)
         second = zip_map(lambda v, g: 0.999 * v + 0.001 * g * g, state[1], g)
         t = number + 1
@@ -72,7 +72,7 @@ class Adam(Rule):
 
 
 @dataclass(frozen=True)
-class Noisy(Rule):
+class Noisy(LocalOptimiser):
     """Takes gradients at a random point; remembers the sum of its noise."""
 
     training: Training
@@ -87,21 +87,21 @@ class Noisy(Rule):
     def point(self, params, state, noise):
         return zip_map(lambda p, e: p + 0.1 * e, params, noise)
 
-    def step(self, params, state, slopes, noise, number):
-        total = slopes.total()
+    def step(self, params, state, gradients, noise, number):
+        total = gradients.total()
         return zip_map(lambda p, g: p - self.training.lr * g, params, total), zip_map(torch.add, state, noise)
 
 
-def with_rule(base, rule):
+def with_optimiser(base, optimiser):
     """A method with another rule; what the rule remembers in the end is kept in `states`, by round and client."""
     states = {}
 
     class Changed(type(base)):
         def local_optimiser(self, training, context):
-            return rule(training)
+            return optimiser(training)
 
         def report(self, local, context):
-            states[local.plan.round, local.client] = local.rule_state
+            states[local.plan.round, local.client] = local.optimiser_state
             return super().report(local, context)
 
     method = Changed(**{field.name: getattr(base, field.name) for field in fields(base)})
@@ -114,19 +114,19 @@ def with_rule(base, rule):
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
 def test_a_rule_that_is_sgd_gives_what_sgd_gives(base, engine, setting):
     case = ragged().changed(**SETTINGS[setting])
-    method, _ = with_rule(base, Disguised)
+    method, _ = with_optimiser(base, Disguised)
     assert largest_difference(final(case.run(method, engine)), final(case.run(base, engine))) < 1e-12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [Functional(chunk=8), Lightning()], ids=["vmap", "lightning"])
-@pytest.mark.parametrize("rule", [Adam, Noisy])
+@pytest.mark.parametrize("optimiser", [Adam, Noisy])
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
-def test_engines_agree_on_any_rule(base, rule, engine):
+def test_engines_agree_on_any_rule(base, optimiser, engine):
     """The same models, and the same memory of the rule in the end, stragglers included."""
     case = ragged().changed(straggler_fraction=0.5, epochs=4)
-    mine, my_states = with_rule(base, rule)
-    theirs, their_states = with_rule(base, rule)
+    mine, my_states = with_optimiser(base, optimiser)
+    theirs, their_states = with_optimiser(base, optimiser)
     assert largest_difference(final(case.run(mine)), final(case.run(theirs, engine))) < 1e-12
     assert my_states.keys() == their_states.keys()
     for key, state in my_states.items():
@@ -138,15 +138,15 @@ def test_engines_agree_on_any_rule(base, rule, engine):
 def test_adam_is_torchs(engine):
     """Against torch.optim.Adam on the batches of the plan."""
     case = ragged().changed(rounds=1)
-    method, _ = with_rule(FedAvg(), Adam)
+    method, _ = with_optimiser(FedAvg(), Adam)
     for result in case.run(method, engine)[0].clients:
         n = result.local.client
         params = {k: v.requires_grad_() for k, v in references.initial(case).items()}
         optimiser = torch.optim.Adam(params.values(), lr=case.training.lr)
         for batch in references.batches(case, n, 1):
-            slope = references.gradient(case, {k: v.detach() for k, v in params.items()}, batch)
+            gradient = references.gradient(case, {k: v.detach() for k, v in params.items()}, batch)
             for k, p in params.items():
-                p.grad = slope[k]
+                p.grad = gradient[k]
             optimiser.step()
         assert largest_difference(result.local.params, {k: v.detach() for k, v in params.items()}) < 1e-12
 
@@ -155,7 +155,7 @@ def test_adam_is_torchs(engine):
 def test_the_gradient_is_taken_at_the_point_and_noise_is_keyed(engine):
     """Brute force, with the noise drawn from its stream by hand."""
     case = ragged().changed(rounds=2)
-    method, states = with_rule(FedAvg(), Noisy)
+    method, states = with_optimiser(FedAvg(), Noisy)
     for record in case.run(method, engine):
         for result in record.clients:
             n, y = result.local.client, dict(record.before.state.params)
@@ -163,8 +163,8 @@ def test_the_gradient_is_taken_at_the_point_and_noise_is_keyed(engine):
             for step, batch in enumerate(references.batches(case, n, record.round)):
                 noise = result.local.plan.noise(step, y)
                 point = {k: y[k] + 0.1 * noise[k] for k in y}
-                slope = references.gradient(case, point, batch)
-                y = {k: y[k] - case.training.lr * slope[k] for k in y}
+                gradient = references.gradient(case, point, batch)
+                y = {k: y[k] - case.training.lr * gradient[k] for k in y}
                 total = total + torch.cat([noise[k].flatten() for k in y])
             assert largest_difference(result.local.params, y) < 1e-12
             found = states[record.round, n]
@@ -191,7 +191,7 @@ def test_sgd_leaves_no_memory_behind():
 
     class Watching(FedAvg):
         def report(self, local, context):
-            states[local.client] = local.rule_state
+            states[local.client] = local.optimiser_state
             return super().report(local, context)
 
     for engine in ENGINES.values():
@@ -212,7 +212,7 @@ def test_the_implicit_step_minimises_what_it_says():
         {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)},
         {"w": torch.tensor([0.3, -0.2], dtype=torch.float64)},
     )
-    new, _ = ImplicitPenalty(training, penalty).step(params, {}, Slopes(g, penalty.grad(params)), {}, 0)
+    new, _ = ImplicitPenalty(training, penalty).step(params, {}, Gradients(g, penalty.grad(params)), {}, 0)
     moved = params["w"] - 0.1 * g["w"]
     assert torch.allclose(penalty.grad(new)["w"] + (new["w"] - moved) / 0.1, torch.zeros(2).double(), atol=1e-11)
 
@@ -225,11 +225,11 @@ def test_the_implicit_step_never_overshoots_and_is_sgds_where_the_pull_is_weak()
     training = Training(lr=0.1)
     for size in (1e-6, 1e-3):
         penalty = quadratic([size, size])
-        slopes = Slopes(g, penalty.grad(params))
-        weak, _ = ImplicitPenalty(training, penalty).step(params, {}, slopes, {}, 0)
-        explicit, _ = Sgd(training).step(params, {}, slopes, {}, 0)
+        gradients = Gradients(g, penalty.grad(params))
+        weak, _ = ImplicitPenalty(training, penalty).step(params, {}, gradients, {}, 0)
+        explicit, _ = Sgd(training).step(params, {}, gradients, {}, 0)
         assert largest_difference(weak, explicit) < 0.1 * size  # O(lr a (lr g + lr a)): second order
-    stiff, _ = ImplicitPenalty(training, quadratic([1e9, 1e9])).step(params, {}, Slopes(g), {}, 0)
+    stiff, _ = ImplicitPenalty(training, quadratic([1e9, 1e9])).step(params, {}, Gradients(g), {}, 0)
     assert torch.allclose(stiff["w"], torch.tensor([3.0, -1.0], dtype=torch.float64), atol=1e-7)
 
 
@@ -249,21 +249,21 @@ def ivon(lr=0.1, samples=50.0, prior=0.2, start=0.8, scale=1.0, b1=0.9, b2=0.9, 
 def test_ivon_step_by_hand():
     """One number, two steps, every line of the formula written out."""
     lam, d, b1, b2, lr, h_0 = 50.0, 0.2, 0.9, 0.9, 0.1, 0.5
-    rule = ivon(lr, lam, d, 0.8, h_0, b1, b2)
+    optimiser = ivon(lr, lam, d, 0.8, h_0, b1, b2)
     params = {"w": torch.tensor([1.5], dtype=torch.float64)}
-    state = rule.init(params)
+    state = optimiser.init(params)
     m, h, g_bar = 1.5, 0.8, 0.0
-    for number, (noise, slope) in enumerate([(0.7, 1.1), (-1.3, 0.4)]):
+    for number, (noise, gradient) in enumerate([(0.7, 1.1), (-1.3, 0.4)]):
         e = {"w": torch.tensor([noise], dtype=torch.float64)}
         theta = m + noise / (lam * (h + d)) ** 0.5
-        assert float(rule.point(params, state, e)["w"]) == pytest.approx(theta, rel=1e-14)
+        assert float(optimiser.point(params, state, e)["w"]) == pytest.approx(theta, rel=1e-14)
         pull = d * (m - 4.0)
-        slopes = Slopes(
-            {"w": torch.tensor([slope], dtype=torch.float64)}, {"w": torch.tensor([pull], dtype=torch.float64)}
+        gradients = Gradients(
+            {"w": torch.tensor([gradient], dtype=torch.float64)}, {"w": torch.tensor([pull], dtype=torch.float64)}
         )
-        params, state = rule.step(params, state, slopes, e, number)
-        h_hat = lam * (theta - m) * slope * (h + d)
-        g_bar = b1 * g_bar + (1 - b1) * slope
+        params, state = optimiser.step(params, state, gradients, e, number)
+        h_hat = lam * (theta - m) * gradient * (h + d)
+        g_bar = b1 * g_bar + (1 - b1) * gradient
         h = b2 * h + (1 - b2) * h_hat + 0.5 * (1 - b2) ** 2 * (h - h_hat) ** 2 / (h + d)
         m -= lr * h_0 * (g_bar / (1 - b1 ** (number + 1)) + pull) / (h + d)
         assert float(params["w"]) == pytest.approx(m, rel=1e-13)
@@ -274,16 +274,16 @@ def test_ivon_finds_minimum_and_curvature_of_a_quadratic():
     """C3 (2): E[h_hat] is the curvature, and the mean ends at the minimum; within 3 standard errors of a run."""
     curvature, minimum, prior, centre = 2.0, 1.0, 0.5, -1.0
     size, steps, rest = 200, 8000, 4000
-    rule = ivon(lr=0.05, samples=100.0, prior=prior, start=1.0, b2=0.999, size=size)  # a small b2 overestimates
+    optimiser = ivon(lr=0.05, samples=100.0, prior=prior, start=1.0, b2=0.999, size=size)  # a small b2 overestimates
     stream = torch.Generator().manual_seed(3)
     params = {"w": torch.zeros(size).double()}
-    state = rule.init(params)
+    state = optimiser.init(params)
     means, curvatures = [], []
     for number in range(steps):
         noise = {"w": torch.randn(size, generator=stream, dtype=torch.float64)}
-        point = rule.point(params, state, noise)["w"]
-        slopes = Slopes({"w": curvature * (point - minimum)}, {"w": prior * (params["w"] - centre)})
-        params, state = rule.step(params, state, slopes, noise, number)
+        point = optimiser.point(params, state, noise)["w"]
+        gradients = Gradients({"w": curvature * (point - minimum)}, {"w": prior * (params["w"] - centre)})
+        params, state = optimiser.step(params, state, gradients, noise, number)
         if number >= rest:
             means.append(params["w"])
             curvatures.append(state.curvature["w"])
@@ -296,14 +296,14 @@ def test_ivon_finds_minimum_and_curvature_of_a_quadratic():
 def test_ivon_without_noise_and_with_fixed_curvature_is_sgd():
     """C3 (3): noise 0, b2 = 1, h = 1 - d; with momentum, of gradients averaged and corrected for their start."""
     for b1 in (0.0, 0.9):
-        rule = ivon(lr=0.1, prior=0.2, start=0.8, b1=b1, b2=1.0)
+        optimiser = ivon(lr=0.1, prior=0.2, start=0.8, b1=b1, b2=1.0)
         params, zero = {"w": torch.tensor([1.5], dtype=torch.float64)}, {"w": torch.zeros(1).double()}
-        state, w, average = rule.init(params), 1.5, 0.0
-        for number, slope in enumerate([0.3, -0.7, 1.1]):
-            params, state = rule.step(
-                params, state, Slopes({"w": torch.tensor([slope], dtype=torch.float64)}), zero, number
+        state, w, average = optimiser.init(params), 1.5, 0.0
+        for number, gradient in enumerate([0.3, -0.7, 1.1]):
+            params, state = optimiser.step(
+                params, state, Gradients({"w": torch.tensor([gradient], dtype=torch.float64)}), zero, number
             )
-            average = b1 * average + (1 - b1) * slope
+            average = b1 * average + (1 - b1) * gradient
             w -= 0.1 * average / (1 - b1 ** (number + 1))
             assert float(params["w"]) == pytest.approx(w, rel=1e-13)
 
@@ -312,21 +312,21 @@ def test_ivons_precision_at_most_halves_in_a_step():
     """C3 (5): h + d >= (h + d) / 2 whatever the estimate is, even if it is absurd."""
     stream = torch.Generator().manual_seed(0)
     for b2 in (0.0, 0.5, 0.9, 0.99999):
-        rule = ivon(prior=0.2, start=0.8, b2=b2, size=2000)
+        optimiser = ivon(prior=0.2, start=0.8, b2=b2, size=2000)
         params = {"w": torch.zeros(2000).double()}
         noise = {"w": torch.randn(2000, generator=stream, dtype=torch.float64)}
-        slope = {"w": torch.randn(2000, generator=stream, dtype=torch.float64) * 10 ** torch.linspace(-3, 4, 2000)}
-        _, state = rule.step(params, rule.init(params), Slopes(slope), noise, 0)
+        gradient = {"w": torch.randn(2000, generator=stream, dtype=torch.float64) * 10 ** torch.linspace(-3, 4, 2000)}
+        _, state = optimiser.step(params, optimiser.init(params), Gradients(gradient), noise, 0)
         assert float((state.curvature["w"] + 0.2).min()) >= 0.5 * (0.8 + 0.2) - 1e-12
 
 
 def test_ivon_clips_the_gradient():
-    rule, plain = ivon(clip_norm=0.5), ivon()
+    optimiser, plain = ivon(clip_norm=0.5), ivon()
     params, zero = {"w": torch.zeros(1).double()}, {"w": torch.zeros(1).double()}
     long = {"w": torch.tensor([5.0], dtype=torch.float64)}
     short = {"w": torch.tensor([5.0 * 0.5 / (5.0 + 1e-6)], dtype=torch.float64)}
-    first, _ = rule.step(params, rule.init(params), Slopes(long), zero, 0)
-    second, _ = plain.step(params, plain.init(params), Slopes(short), zero, 0)
+    first, _ = optimiser.step(params, optimiser.init(params), Gradients(long), zero, 0)
+    second, _ = plain.step(params, plain.init(params), Gradients(short), zero, 0)
     assert largest_difference(first, second) < 1e-15
 
 
@@ -336,11 +336,11 @@ def test_ivon_under_vmap():
     start = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
 
     def stepped(samples, w, e):
-        rule = ivon(samples=1.0)
-        rule = Ivon(**{**vars(rule), "samples": samples})
+        optimiser = ivon(samples=1.0)
+        optimiser = Ivon(**{**vars(optimiser), "samples": samples})
         params, noise = {"w": w}, {"w": e}
-        point = rule.point(params, rule.init(params), noise)
-        return rule.step(params, rule.init(params), Slopes({"w": point["w"] ** 3}), noise, 0)[0]["w"]
+        point = optimiser.point(params, optimiser.init(params), noise)
+        return optimiser.step(params, optimiser.init(params), Gradients({"w": point["w"] ** 3}), noise, 0)[0]["w"]
 
     noise = torch.tensor([[0.3], [-0.8]], dtype=torch.float64)
     together = vmap(stepped)(samples, start, noise)

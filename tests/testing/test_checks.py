@@ -166,7 +166,7 @@ class Narrowing(FedAvg):
         return State({name: value.float() for name, value in mean.items()})
 
 
-class WrongSlope(Quadratic):
+class WrongGradient(Quadratic):
     """A penalty whose gradient is twice the derivative of its value."""
 
     def grad(self, params):
@@ -178,7 +178,7 @@ class Pulling(FedAvg):
     """FedAvg with a pull whose gradient is wrong."""
 
     def penalty(self, context):
-        return WrongSlope(context.start, 1.0)
+        return WrongGradient(context.start, 1.0)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.base import Engine, Finished, Finisher, Fit
 from fl_lightning.engines.parallel.pool import Pool
 from fl_lightning.engines.parallel.scheduling import Bundle, bundles
-from fl_lightning.engines.parallel.serialization import Parcel, pack, unpack
+from fl_lightning.engines.parallel.serialization import Serialized, pack, unpack
 from fl_lightning.engines.parallel.worker import Failure, Problem, Start, TorchSettings, group_of, names_of
 from fl_lightning.errors import UserError, require
 from fl_lightning.method import Context, Method
@@ -144,8 +144,8 @@ class Parallel(Engine):
         if sent.problem is None or any(
             mine is not its for mine, its in zip(problem[:3], sent.problem[:3], strict=True)
         ):
-            parcel = _packed(problem, "the method, the model or the engine", {"dataset": dataset}, device)
-            sent.problem, sent.references = problem, [sent.dataset_reference, ray.put(parcel)]
+            serialized = _packed(problem, "the method, the model or the engine", {"dataset": dataset}, device)
+            sent.problem, sent.references = problem, [sent.dataset_reference, ray.put(serialized)]
             sent.seconds_per_work = None
         return sent.references
 
@@ -159,7 +159,7 @@ def check_movable(engine: Engine) -> None:
     )
 
 
-def _packed(value: Any, what: str, known: dict[str, Any], device: Any) -> Parcel:
+def _packed(value: Any, what: str, known: dict[str, Any], device: Any) -> Serialized:
     try:
         return pack(value, known, device)
     except Exception as error:  # whatever a class of the user's does when it is pickled

@@ -45,24 +45,24 @@ class Workers:
 
 
 # A number, `auto`, all that can be said about workers, or workers that are there already.
-Crew = int | Literal["auto"] | Workers | Pool
+Executor = int | Literal["auto"] | Workers | Pool
 
 
 @contextmanager
-def hired(engine: Engine, crew: Crew, clients: int, threads: int = 1) -> Iterator[Engine]:
+def executing(engine: Engine, executor: Executor, clients: int, threads: int = 1) -> Iterator[Engine]:
     """The engine, with workers for the time of the block if there are to be any.
 
     Args:
         engine: How a client is trained.
-        crew: Who trains.
+        executor: Who trains.
         clients: Of a round; 0 if no round is left.
         threads: Of torch in each worker.
     """
-    if isinstance(crew, Pool):
+    if isinstance(executor, Pool):
         check_movable(engine)
-        yield Parallel(engine, crew, threads)
+        yield Parallel(engine, executor, threads)
         return
-    wanted = crew if isinstance(crew, Workers) else Workers(crew)
+    wanted = executor if isinstance(executor, Workers) else Workers(executor)
     if isinstance(engine, Parallel):
         yield engine
         return

@@ -22,7 +22,7 @@ from fl_lightning import discovery
 ALIGNMENT = 64
 
 
-class Parcel(NamedTuple):
+class Serialized(NamedTuple):
     """A packed object: the pickled rest, the tensors, and hashes of the plug-ins whose classes may be in it."""
 
     rest: bytes
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
     moves: bool
 
 
-def pack(value: Any, known: Mapping[str, Any], device: torch.device) -> Parcel:
+def pack(value: Any, known: Mapping[str, Any], device: torch.device) -> Serialized:
     """Pack an object.
 
     Args:
@@ -88,14 +88,14 @@ def pack(value: Any, known: Mapping[str, Any], device: torch.device) -> Parcel:
 
     file = io.BytesIO()
     Packer(file).dump(value)  # type: ignore[no-untyped-call]
-    return Parcel(file.getvalue(), arrays, discovery.imported_plugins())
+    return Serialized(file.getvalue(), arrays, discovery.imported_plugins())
 
 
-def unpack(parcel: Parcel, known: Mapping[str, Any], device: torch.device, views: bool = False) -> Any:
+def unpack(serialized: Serialized, known: Mapping[str, Any], device: torch.device, views: bool = False) -> Any:
     """The object again.
 
     Args:
-        parcel: As it came.
+        serialized: As it came.
         known: What this process has, by name.
         device: Where tensors go that lay on the sender's.
         views: Whether tensors may be views of Ray's memory, which nobody may write to. Otherwise they are copies.
@@ -107,7 +107,7 @@ def unpack(parcel: Parcel, known: Mapping[str, Any], device: torch.device, views
 
     class Unpacker(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
-            discovery.ensure_imported(module, parcel.plugins.get(module))
+            discovery.ensure_imported(module, serialized.plugins.get(module))
             return super().find_class(module, name)
 
         def persistent_load(self, name: Any) -> Any:
@@ -115,10 +115,10 @@ def unpack(parcel: Parcel, known: Mapping[str, Any], device: torch.device, views
                 return known[name]
             layout: Layout = name
             if layout.place not in rebuilt:
-                rebuilt[layout.place] = _tensor(parcel.arrays[layout.place], layout, device, views)
+                rebuilt[layout.place] = _tensor(serialized.arrays[layout.place], layout, device, views)
             return rebuilt[layout.place]
 
-    return Unpacker(io.BytesIO(parcel.rest)).load()
+    return Unpacker(io.BytesIO(serialized.rest)).load()
 
 
 def _tensor(array: NDArray[Any], layout: Layout, device: torch.device, view: bool) -> Tensor:

@@ -14,7 +14,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.base import Engine, Finisher, Fit
 from fl_lightning.engines.parallel.code_version import Code
 from fl_lightning.engines.parallel.ray_session import enrol
-from fl_lightning.engines.parallel.serialization import Parcel, pack, unpack
+from fl_lightning.engines.parallel.serialization import Serialized, pack, unpack
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.method import Context, Method
 from fl_lightning.models.task import Task
@@ -147,7 +147,7 @@ class Worker:
             return _failure(error)
         return None
 
-    def train(self, problem: Sequence[Any], start: Sequence[Any], groups: Parcel) -> Parcel | Failure:
+    def train(self, problem: Sequence[Any], start: Sequence[Any], groups: Serialized) -> Serialized | Failure:
         """Train some clients of a round.
 
         Args:

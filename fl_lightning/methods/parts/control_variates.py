@@ -23,7 +23,7 @@ from fl_lightning.params import Params, add_all, flatten, weighted_sum, zeros, z
 from fl_lightning.training import Training, require_sgd
 
 
-class Variates(NamedTuple):
+class ControlVariates(NamedTuple):
     """The control variates of all.
 
     Attributes:
@@ -35,18 +35,18 @@ class Variates(NamedTuple):
     clients: ClientMemory[Params]
 
     @classmethod
-    def blank(cls, params: Params) -> "Variates":
+    def blank(cls, params: Params) -> "ControlVariates":
         """All zero."""
         return cls(zeros(params), ClientMemory.blank(zeros(params)))
 
-    def renewed(self, cohort: Cohort, changes: Sequence[Params]) -> "Variates":
-        """The variates after the changes c_n+ - c_n of a cohort."""
+    def renewed(self, cohort: Cohort, changes: Sequence[Params]) -> "ControlVariates":
+        """The control variates after the changes c_n+ - c_n of a cohort."""
         move = weighted_sum(changes, cohort.shares)
         mean = zip_map(lambda c, m: c.double().add(m).to(c.dtype), self.mean, move)
         rows = {
             n: zip_map(torch.add, self.clients[n], change) for n, change in zip(cohort.members, changes, strict=True)
         }
-        return Variates(mean, self.clients.replaced(rows))
+        return ControlVariates(mean, self.clients.replaced(rows))
 
 
 class Path(NamedTuple):
@@ -101,7 +101,7 @@ def change_along_path(local: Local, start: Params, mean: Params) -> Params:
     return zip_map(change, start, local.params, mean)
 
 
-def excesses(before: Variates, cohort: Cohort, changes: Sequence[Params]) -> list[float]:
+def excesses(before: ControlVariates, cohort: Cohort, changes: Sequence[Params]) -> list[float]:
     """How far each member's new variate is from the mean, sqrt(K_n) ||c_n+ - c+||, in units of the others' distances.
 
     The unit is their root mean square. A mean of K gradients is known up to 1/sqrt(K): with the root clients of very
@@ -120,7 +120,7 @@ def excesses(before: Variates, cohort: Cohort, changes: Sequence[Params]) -> lis
     return result
 
 
-def limited(before: Variates, cohort: Cohort, changes: Sequence[Params], limit: float | None) -> list[Params]:
+def limited(before: ControlVariates, cohort: Cohort, changes: Sequence[Params], limit: float | None) -> list[Params]:
     """The changes, where no member's variate ends farther from the mean than `limit` times the unit of `excesses`.
 
     The variate of a client with a handful of samples can feed on itself: its K_n lr is short, its curvature times lr

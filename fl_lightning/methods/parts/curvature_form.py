@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.curvature.fisher import FisherKind
 from fl_lightning.curvature.full import EigenOrder
-from fl_lightning.curvature.kronecker_factors import Slopes
+from fl_lightning.curvature.kronecker_factors import GradientKind
 from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.method import Local, Server, Step, Traits
 from fl_lightning.models.task import Task
@@ -46,7 +46,7 @@ class Measuring:
     eigen_order: EigenOrder = "ascending"
     equal_steps: bool = False
     mean_over_epochs: bool = True
-    slopes: Slopes | None = None
+    slopes: GradientKind | None = None
     first_layer: FirstLayer = "same"
     rest: Rest = "average"
 

@@ -8,7 +8,7 @@ from fl_lightning.method import Method, Server
 from fl_lightning.methods.parts.curvature_form import Form, Measuring
 from fl_lightning.methods.parts.dense_forms import EigenvaluesAsDiagonal, FullMatrix
 from fl_lightning.methods.parts.diagonal_form import DiagonalFisher
-from fl_lightning.methods.parts.layer_forms import OfInputs, OfInputsAndSlopes, OfLastLayer
+from fl_lightning.methods.parts.layer_forms import OfInputs, OfInputsAndGradients, OfLastLayer
 from fl_lightning.training import Training
 
 FormName = Literal["diagonal", "inputs", "kron", "last_layer", "full", "e_full"]
@@ -16,7 +16,7 @@ FormName = Literal["diagonal", "inputs", "kron", "last_layer", "full", "e_full"]
 FORMS: dict[FormName, type[Form]] = {
     "diagonal": DiagonalFisher,
     "inputs": OfInputs,
-    "kron": OfInputsAndSlopes,
+    "kron": OfInputsAndGradients,
     "last_layer": OfLastLayer,
     "full": FullMatrix,
     "e_full": EigenvaluesAsDiagonal,

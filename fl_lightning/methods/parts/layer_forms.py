@@ -16,7 +16,7 @@ from torch import Tensor
 from fl_lightning import streams
 from fl_lightning.curvature import kronecker_factors, last_layer, softmax_hessian
 from fl_lightning.curvature.fisher import diagonal_fisher
-from fl_lightning.curvature.kronecker_factors import Slopes
+from fl_lightning.curvature.kronecker_factors import GradientKind
 from fl_lightning.curvature.layers import Call, Recording, record
 from fl_lightning.errors import require
 from fl_lightning.gaussian.base import Gaussian
@@ -70,7 +70,7 @@ class OfInputs(Form):
 
     def measured(self, local: Local, start: Params) -> Blocks:
         params, weights = local.params, Weights(local.params, local.buffers)
-        found = kronecker_factors.factors(local.task, weights, local.data, self._slopes(local), _stream(local))
+        found = kronecker_factors.factors(local.task, weights, local.data, self._gradients(local), _stream(local))
         parts: list[tuple[str, Gaussian]] = []
         for position, (weight, inputs) in enumerate(found.inputs.items()):
             own = _own(params, weight, inputs)
@@ -88,7 +88,7 @@ class OfInputs(Form):
     def _averaged(self, position: int, own: Params) -> Gaussian | None:
         return Flat(own) if position == 0 and self.measuring.first_layer == "average" else None
 
-    def _slopes(self, local: Local) -> Slopes | None:
+    def _gradients(self, local: Local) -> GradientKind | None:
         return None
 
     def _empty(self, own: Params, size: int) -> Gaussian:
@@ -102,7 +102,7 @@ class OfInputs(Form):
         return Traits()  # no gradients
 
 
-class OfInputsAndSlopes(OfInputs):
+class OfInputsAndGradients(OfInputs):
     """Lambda = G (x) A for every layer: one forward pass and, for exact slopes, a backward pass for each class."""
 
     uses: ClassVar = frozenset({"fisher", "first_layer", "prior", "slopes", "solver", "projection", "damping_slopes"})
@@ -116,7 +116,7 @@ class OfInputsAndSlopes(OfInputs):
     def certain_precision(self, server: Server) -> float:
         return 0.0
 
-    def _slopes(self, local: Local) -> Slopes:
+    def _gradients(self, local: Local) -> GradientKind:
         classes, targets = local.data.dataset.num_classes, local.data.dataset.train_y
         outputs = math.prod(local.task.likelihood.output_shape(classes, targets) or (classes,))
         return self.measuring.slopes or ("exact" if outputs <= MOST_OUTPUTS else "sampled")

@@ -62,7 +62,7 @@ def linearise(task: Task, weights: Weights, x: Inputs, last_only: bool = False) 
             seed[:, k] = 1
             pushed = torch.autograd.grad(recording.logits, outputs, seed, retain_graph=True)
             for kept, call, slope in zip(found, recording.calls, pushed, strict=True):
-                rows = layers.slope_rows(call.layer, slope)
+                rows = layers.gradient_rows(call.layer, slope)
                 kept.append(rows.view(len(logits), -1, rows.shape[1]))
         named = {
             call.weight: Layer(rows_of(call), torch.stack(kept, 1))

@@ -17,14 +17,21 @@ from fl_lightning.gaussian.blocks import Blocks
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.full import Full
 from fl_lightning.gaussian.kronecker import Kron
-from fl_lightning.method import OwnPosterior
-from fl_lightning.metrics.uncertainty.sample_curvature import INPUTS, MATRIX, SLOPES, Pooled, require_finite, total_loss
+from fl_lightning.method import MethodPosterior
+from fl_lightning.metrics.uncertainty.sample_curvature import (
+    GRADIENTS,
+    INPUTS,
+    MATRIX,
+    Pooled,
+    require_finite,
+    total_loss,
+)
 from fl_lightning.metrics.uncertainty.settings import Form, Uncertainty
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import Params
 
 
-def check(name: str, own: OwnPosterior | None, settings: Uncertainty) -> None:
+def check(name: str, own: MethodPosterior | None, settings: Uncertainty) -> None:
     """Refuse a source that the method does not have, or not in this form.
 
     Args:
@@ -74,7 +81,7 @@ def form_of(posterior: Gaussian) -> Form | None:
     return None
 
 
-def pooled(own: OwnPosterior, task: Task, weights: Weights, clients: Sequence[ClientData]) -> Pooled:
+def pooled(own: MethodPosterior, task: Task, weights: Weights, clients: Sequence[ClientData]) -> Pooled:
     """The same as a final round brings, from what the server has already; clients send their losses alone."""
     samples = sum(map(len, clients))
     scale = own.scale if own.prior is None else 1 / samples
@@ -94,7 +101,7 @@ def _parts(posterior: Gaussian, scale: float, prior: float) -> Params:
     found: Params = {}
     for weight, block in posterior.blocks.items():
         if isinstance(block, Kron):
-            found |= {f"{INPUTS}{weight}": block.inputs.double(), f"{SLOPES}{weight}": block.slopes.double() * scale}
+            found |= {f"{INPUTS}{weight}": block.inputs.double(), f"{GRADIENTS}{weight}": block.slopes.double() * scale}
         elif isinstance(block, Full):
             found[MATRIX] = block.matrix.double() * scale
     return found

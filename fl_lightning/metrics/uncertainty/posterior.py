@@ -27,7 +27,7 @@ from fl_lightning.metrics.uncertainty import predictive
 from fl_lightning.metrics.uncertainty.eigenblocks import Block, dense_block, diagonal_block, kron_block
 from fl_lightning.metrics.uncertainty.linearised import last_call, linearise
 from fl_lightning.metrics.uncertainty.predictive import Prediction
-from fl_lightning.metrics.uncertainty.sample_curvature import INPUTS, MATRIX, SLOPES, Pooled
+from fl_lightning.metrics.uncertainty.sample_curvature import GRADIENTS, INPUTS, MATRIX, Pooled
 from fl_lightning.metrics.uncertainty.settings import Form, Source
 from fl_lightning.models.inputs import Inputs, each, part
 from fl_lightning.models.task import Task, Weights
@@ -199,7 +199,7 @@ def build(task: Task, weights: Weights, form: Form, pooled: Pooled, x: Inputs) -
             blocks = [diagonal_block(*names, curvature) for names in named]
         case "kron":
             blocks = [
-                kron_block(*names, curvature[f"{INPUTS}{names[0]}"], curvature[f"{SLOPES}{names[0]}"])
+                kron_block(*names, curvature[f"{INPUTS}{names[0]}"], curvature[f"{GRADIENTS}{names[0]}"])
                 for names in named
             ]
         case "last_layer":

@@ -20,14 +20,14 @@ from fl_lightning.curvature.per_sample import RULES
 from fl_lightning.data.batches import ClientData
 from fl_lightning.errors import require
 from fl_lightning.metrics.uncertainty.linearised import last_call, require_plain, rows_of
-from fl_lightning.metrics.uncertainty.settings import Form, Slopes
+from fl_lightning.metrics.uncertainty.settings import Form, GradientKind
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import Params, weighted_sum
 from fl_lightning.system import activity, memory
 
 MATRIX = "matrix"
 # Kronecker factors are named by their layer's weight after these.
-INPUTS, SLOPES = "inputs:", "slopes:"
+INPUTS, GRADIENTS = "inputs:", "slopes:"
 
 
 class Pooled(NamedTuple):
@@ -46,7 +46,9 @@ class Pooled(NamedTuple):
     sent: int
 
 
-def final_round(task: Task, weights: Weights, clients: Sequence[ClientData], form: Form, slopes: Slopes) -> Pooled:
+def final_round(
+    task: Task, weights: Weights, clients: Sequence[ClientData], form: Form, slopes: GradientKind
+) -> Pooled:
     """The curvature of all clients' data at one model, and their mean loss there."""
     clients = [data for data in clients if len(data)]
     total = sum(map(len, clients))
@@ -92,7 +94,7 @@ def check(task: Task, weights: Weights, data: ClientData, form: Form) -> None:
         )
 
 
-def of_client(task: Task, weights: Weights, data: ClientData, form: Form, slopes: Slopes) -> Params:
+def of_client(task: Task, weights: Weights, data: ClientData, form: Form, slopes: GradientKind) -> Params:
     """What one client sends: the mean curvature of its samples at the mean."""
     match form:
         case "diagonal":
@@ -102,7 +104,7 @@ def of_client(task: Task, weights: Weights, data: ClientData, form: Form, slopes
         case "kron":
             found = kronecker_factors.factors(task, weights, data, slopes)
             named = {f"{INPUTS}{name}": value for name, value in found.inputs.items()}
-            return named | {f"{SLOPES}{name}": value for name, value in found.slopes.items()}
+            return named | {f"{GRADIENTS}{name}": value for name, value in found.slopes.items()}
         case "last_layer":
             return {MATRIX: last_layer(task, weights, data)}
         case "full":

@@ -9,7 +9,7 @@ from fl_lightning.metrics.metric import Predictive
 
 Form = Literal["diagonal", "kron", "last_layer", "full"]
 PriorChoice = Literal["auto", "holdout", "marglik"]
-Slopes = Literal["exact", "empirical"]
+GradientKind = Literal["exact", "empirical"]
 Source = Literal["final_round", "running", "ep"]
 
 
@@ -45,7 +45,7 @@ class Uncertainty:
     final_round: bool = False
     source: Source = "final_round"
     form: Form = "kron"
-    slopes: Slopes = "exact"
+    slopes: GradientKind = "exact"
     prior_precision: float | PriorChoice = "auto"
     temperature: float = 1.0
     predictive: tuple[Predictive, ...] = ("probit",)

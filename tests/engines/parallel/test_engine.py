@@ -16,7 +16,7 @@ from fl_lightning.loop import federate
 from fl_lightning.method import task_of
 from fl_lightning.methods.fola import Fola
 from fl_lightning.methods.scaffold import Scaffold
-from fl_lightning.metrics.round_metrics import ClientJudge, measure
+from fl_lightning.metrics.round_metrics import ClientEvaluator, measure
 from fl_lightning.models.task import Task
 from fl_lightning.system import trees
 from fl_lightning.testing.methods import choices_of
@@ -61,7 +61,7 @@ def told(case, method, engine, judged):
     """Everything that a run tells, but for the clock; or how it fails."""
     task, everything = task_of(method, case.task()), []
     try:
-        problem = case.problem()._replace(task=task, judge=ClientJudge(task) if judged else None)
+        problem = case.problem()._replace(task=task, judge=ClientEvaluator(task) if judged else None)
         records = federate(method, problem, case.training, case.federation, engine)
         for record in records:
             metrics, clients = measure(method, task, case.dataset, record)

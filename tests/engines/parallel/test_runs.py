@@ -11,7 +11,7 @@ from fl_lightning import experiment
 from fl_lightning.__main__ import main
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.parallel import executor
-from fl_lightning.engines.parallel.executor import Workers, hired
+from fl_lightning.engines.parallel.executor import Workers, executing
 from fl_lightning.engines.parallel.ray_cluster import Resources
 from fl_lightning.loop import federate
 from fl_lightning.methods.fedavg import FedAvg, Report
@@ -126,7 +126,7 @@ def test_workers_that_have_nothing_to_do_are_told_of_once(notes, ray_here):
 
 @pytest.mark.parametrize(("cpu", "clients", "number"), [(0.5, 9, 6), (1, 9, 3), (0.5, 2, 2)])
 def test_auto_takes_all_cores_but_no_more_workers_than_clients(ray_here, cpu, clients, number):
-    with hired(Functional(chunk=1), Workers("auto", resources=Resources(cpu)), clients) as trainer:
+    with executing(Functional(chunk=1), Workers("auto", resources=Resources(cpu)), clients) as trainer:
         assert trainer.workers == number
 
 
@@ -135,5 +135,5 @@ def test_auto_stays_in_this_process_where_there_is_one_core(monkeypatch):
     monkeypatch.setattr(executor, "local_nodes", lambda: [{"NodeManagerAddress": "here", "Resources": {"CPU": 1.0}}])
     engine = Functional(chunk=1)
     for workers, clients in (("auto", 9), (4, 0)):
-        with hired(engine, workers, clients) as trainer:
+        with executing(engine, workers, clients) as trainer:
             assert trainer is engine

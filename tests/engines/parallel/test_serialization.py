@@ -38,9 +38,9 @@ def test_tensors(tensor, views):
 
 def test_a_tensor_is_sent_once_and_stays_one():
     one = torch.ones(1000)
-    parcel = pack([one, {"again": one}], {}, CPU)
-    assert len(parcel.arrays) == 1
-    first, second = unpack(parcel, {}, CPU)
+    serialized = pack([one, {"again": one}], {}, CPU)
+    assert len(serialized.arrays) == 1
+    first, second = unpack(serialized, {}, CPU)
     assert first is second["again"]
 
 
@@ -55,26 +55,26 @@ def test_tied_weights_stay_tied_and_buffers_come_along():
 
 def test_what_both_have_travels_as_a_name():
     here, there = torch.ones(10**6), torch.zeros(3)
-    parcel = pack([here, 1], {"data": here}, CPU)
-    assert parcel.arrays == []
-    assert len(parcel.rest) < 100
-    assert unpack(parcel, {"data": there}, CPU)[0] is there
+    serialized = pack([here, 1], {"data": here}, CPU)
+    assert serialized.arrays == []
+    assert len(serialized.rest) < 100
+    assert unpack(serialized, {"data": there}, CPU)[0] is there
 
 
 def test_copies_can_be_written_to_and_views_share_memory():
-    parcel = pack(torch.ones(100), {}, CPU)
+    serialized = pack(torch.ones(100), {}, CPU)
     shared = torch.zeros(100 + ALIGNMENT).numpy().view("uint8")
     offset = -shared.ctypes.data % ALIGNMENT
     for skip, is_view in ((0, True), (4, False)):  # a view only where torch itself might have put it
         place = shared[offset + skip : offset + skip + 400]
-        place[:] = parcel.arrays[0]
+        place[:] = serialized.arrays[0]
         place.flags.writeable = False
-        found = unpack(parcel._replace(arrays=[place]), {}, CPU, views=True)
+        found = unpack(serialized._replace(arrays=[place]), {}, CPU, views=True)
         assert (found.data_ptr() == place.ctypes.data) == is_view
         assert found.data_ptr() % ALIGNMENT == 0
         place.flags.writeable = True
         assert torch.equal(found, torch.ones(100))
-    unpack(parcel, {}, CPU).mul_(2)
+    unpack(serialized, {}, CPU).mul_(2)
 
 
 def test_tensors_of_the_senders_device_come_to_the_receivers():
