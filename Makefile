@@ -7,7 +7,7 @@ COVERAGE := COVERAGE_CORE=$(shell $(PYTHON) -c 'import sys; print("sysmon" if sy
 
 PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
 
-.PHONY: setup demo test unit system exhaustive quick coverage check docs golden bench chaos format clean
+.PHONY: setup demo test unit system exhaustive mutants quick coverage check docs golden bench chaos format clean
 
 setup: $(INSTALLED)
 
@@ -39,6 +39,10 @@ quick: setup check
 # Before a release: the whole products of methods, settings, tasks and engines, of which the other tests draw some.
 exhaustive: setup
 	$(PYTEST) -m exhaustive
+
+# Before a release: small mistakes in the formulas, one after the other, each of which the fast tests must notice.
+mutants: setup
+	$(BIN)/python -m tests.mutants
 
 coverage: setup
 	$(COVERAGE) $(PYTEST) -m 'not system and not exhaustive' --cov --cov-report=

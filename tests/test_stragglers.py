@@ -10,9 +10,12 @@ from fl_lightning.errors import UserError
 from fl_lightning.federation import Federation, draw_cohort, draw_stragglers
 from fl_lightning.loop import Server
 from fl_lightning.methods.data_sharing import DataSharing
+from fl_lightning.methods.ep import EP
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.fola import Fola
+from fl_lightning.methods.fola_extended import FolaExtended
+from fl_lightning.system import trees
 from fl_lightning.training import Training
 from tests.support import references
 from tests.support.cases import equal_bits, final, largest_difference, ragged
@@ -186,6 +189,21 @@ def test_a_straggler_takes_the_first_epochs_of_the_others():
         assert equal_bits(result.local.params, twin.local.params)
         compared += result.local.num_epochs < 4
     assert compared == 2
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Fola(), Fola(fisher="per_sample"), Fola(curvature_form="full"), FolaExtended(cavity=True), EP(curvature="path")],
+    ids=repr,
+)
+def test_means_along_a_path_are_over_the_epochs_that_were_managed(method):
+    """Where nobody moves, every epoch is the same: a mean over one is that over all."""
+    still = ragged().changed(rounds=1, lr=0.0, batch_size=None)
+    slow, once = still.run(method, epochs=4, straggler_fraction=0.5)[0], still.run(method, epochs=1)[0]
+    assert len(set(slow.cohort.epochs)) > 1
+    for mine, theirs in zip(slow.reports, once.reports, strict=True):
+        for one, other in zip(trees.leaves(mine), trees.leaves(theirs), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
 
 
 def test_stragglers_change_the_result():

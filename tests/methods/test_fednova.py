@@ -21,6 +21,7 @@ SETTINGS = {
     "stragglers": {"straggler_fraction": 0.5, "epochs": 4},
     "decay and clipping": {"weight_decay": 0.01, "clip_norm": 0.3, "momentum": 0.5, "lr_decay": 0.5},
     "full batches": {"batch_size": None},
+    "schedule": {"schedule": "cosine", "warmup": 1},
 }
 METHODS = {
     "mean": FedNova(),
@@ -32,15 +33,15 @@ METHODS = {
 }
 
 
-def impulse_norm(num_steps, lr, momentum, mu):
+def impulse_norm(rates, momentum, mu):
     """|a|_1 without any formula: push a solver that stands still by one unit gradient, and see how far it moves."""
     total = 0.0
-    for t in range(num_steps):
+    for t in range(len(rates)):
         y = velocity = 0.0
-        for step in range(num_steps):
+        for step, rate in enumerate(rates):
             velocity = momentum * velocity + float(step == t) + mu * y
-            y -= lr * velocity
-        total += abs(y) / lr
+            y -= rate * velocity
+        total += abs(y)
     return total
 
 
@@ -58,7 +59,8 @@ def run_by_hand(case, method, cohorts):
         for n, epochs in cohort.items():
             y, velocity = dict(x), {k: torch.zeros_like(v) for k, v in x.items()}
             batches = references.batches(case, n, number, epochs)
-            for batch in batches:
+            rates = [lr * training.factor(step, len(batches)) for step in range(len(batches))]
+            for batch, rate in zip(batches, rates, strict=True):
                 g = references.gradient(case, y, batch)
                 g = {k: g[k] + method.mu * (y[k] - x[k]) for k in g}
                 if training.clip_norm is not None:
@@ -66,8 +68,8 @@ def run_by_hand(case, method, cohorts):
                     g = {k: v * min(1.0, training.clip_norm / (norm + 1e-6)) for k, v in g.items()}
                 for k in y:
                     velocity[k] = training.momentum * velocity[k] + g[k] + training.weight_decay * y[k]
-                    y[k] = y[k] - lr * velocity[k]
-            norms[n] = impulse_norm(len(batches), lr, training.momentum, method.mu)
+                    y[k] = y[k] - rate * velocity[k]
+            norms[n] = impulse_norm(rates, training.momentum, method.mu) / lr
             direction[n] = {k: (x[k] - y[k]) / norms[n] for k in x}
         tau = {"mean": sum(p[n] * norms[n] for n in cohort), "min": min(norms.values())}.get(
             method.tau_eff, method.tau_eff
@@ -108,7 +110,7 @@ def test_normaliser_is_the_l1_norm_of_the_solvers_weights(momentum, mu, num_step
     """Also where lr * mu > 1 and the weights alternate in sign; and the closed forms of the docstring."""
     lr = 0.1
     norm = solver_norm([1.0] * num_steps, momentum, lr * mu)
-    assert norm == pytest.approx(impulse_norm(num_steps, lr, momentum, mu), rel=1e-12)
+    assert norm == pytest.approx(impulse_norm([lr] * num_steps, momentum, mu) / lr, rel=1e-12)
     if lr * mu <= 1:
         closed = num_steps if not mu else (1 - (1 - lr * mu) ** num_steps) / (lr * mu)
         if momentum:
@@ -123,8 +125,8 @@ def test_clients_report_what_their_solver_did():
     proximal = case.run(FedNova(mu=0.5), lr_decay=0.5, rounds=2)[1]  # the lr of the round: 0.1 * 0.5
     assert [float(r.norm) for r in plain.reports] == list(steps.values())
     for n, a, b in zip(steps, momentum.reports, proximal.reports, strict=True):
-        assert float(a.norm) == pytest.approx(impulse_norm(steps[n], 0.1, 0.9, 0.0), rel=1e-12)
-        assert float(b.norm) == pytest.approx(impulse_norm(steps[n], 0.05, 0.0, 0.5), rel=1e-12)
+        assert float(a.norm) == pytest.approx(impulse_norm([0.1] * steps[n], 0.9, 0.0) / 0.1, rel=1e-12)
+        assert float(b.norm) == pytest.approx(impulse_norm([0.05] * steps[n], 0.0, 0.5) / 0.05, rel=1e-12)
 
 
 def test_two_clients_by_hand():

@@ -65,25 +65,28 @@ def test_without_the_cavity_nothing_is_kept_or_sent():
     assert all(report.change == () for report in records[-1].reports)
 
 
-def run_by_hand(case, rounds, strength, limit, damping=1e-2):
-    """The docstring's formulas as loops over flat vectors, diagonal form, full participation."""
+def run_by_hand(case, cohorts, strength, limit, damping=1e-2):
+    """The docstring's formulas as loops over flat vectors, diagonal form, full participation.
+
+    `cohorts` gives the clients of every round with their epochs.
+    """
     x = references.initial(case)
     like = dict(x)
     members = references.members(case)
     share = references.weights(case, members)
-    lr, epochs = case.training.lr, case.training.epochs
+    lr = case.training.lr
     vector = flatten(x)
     server, c = torch.zeros_like(vector), torch.zeros_like(vector)
     own = {n: torch.zeros_like(vector) for n in members}
-    for r in range(1, rounds + 1):
+    for r, cohort in enumerate(cohorts, start=1):
         models, precisions, steps, means = {}, {}, {}, {}
         for n in members:
             y, fisher, slopes = vector.clone(), torch.zeros_like(vector), []
-            batches = references.batches(case, n, r)
+            batches = references.batches(case, n, r, cohort[n])
             for batch in batches:
                 g = flatten(references.gradient(case, unflatten(y, like), batch))
                 slopes.append(g)
-                fisher += len(batch) / len(case.clients[n]) * g**2 / epochs
+                fisher += len(batch) / len(case.clients[n]) * g**2 / cohort[n]
                 y = y - lr * (g + c - own[n] + strength * server * (y - vector))
             models[n], steps[n], means[n] = y, len(batches), torch.stack(slopes).mean(0)
             precisions[n] = fisher / r + (r - 1) / r * server
@@ -107,10 +110,11 @@ def run_by_hand(case, rounds, strength, limit, damping=1e-2):
 
 @pytest.mark.parametrize("engine", [Functional(chunk=1), Functional(chunk=8), Lightning()], ids=["loop", "vmap", "pl"])
 @pytest.mark.parametrize(("strength", "limit"), [(0.0, None), (10.0, 5.0), (10.0, 0.9)])
-def test_matches_brute_force(strength, limit, engine):
-    case = ragged()
-    records = case.run(Fola(cavity=True, strength=strength, cavity_limit=limit), engine, rounds=4)
-    vector, c, own = run_by_hand(case, 4, strength, limit)
+@pytest.mark.parametrize("stragglers", [0.0, 0.5])
+def test_matches_brute_force(stragglers, strength, limit, engine):
+    case = ragged().changed(rounds=4, epochs=3 if stragglers else 2, straggler_fraction=stragglers)
+    records = case.run(Fola(cavity=True, strength=strength, cavity_limit=limit), engine)
+    vector, c, own = run_by_hand(case, references.cohorts(records), strength, limit)
     state = records[-1].after.state
     assert (flatten(state.params) - vector).abs().max() < 1e-12
     assert (flatten(state.variates.mean) - c).abs().max() < 1e-12

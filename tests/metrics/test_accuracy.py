@@ -1,10 +1,14 @@
 import pytest
 import torch
+from torch import nn
+from torch.func import functional_call
 
 from fl_lightning.engines.functional import Functional
+from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.metrics import round_metrics as accuracy_probe
-from fl_lightning.metrics.round_metrics import measure, score
+from fl_lightning.metrics.round_metrics import ClientEvaluator, measure, score
+from fl_lightning.metrics.settings import Evaluation
 from fl_lightning.models.task import Weights
 from tests.support.cases import network, ragged
 
@@ -37,9 +41,28 @@ def test_ga_and_la_equal_a_loop_over_samples():
 def test_evaluation_is_blind_to_the_size_of_blocks(monkeypatch):
     case = ragged()
     task = case.task()
-    whole = score(task, [task.initial], case.dataset)
+    whole = score(task, [task.initial], case.dataset, calibrated=1)
     monkeypatch.setattr(accuracy_probe, "BLOCK", 7)
-    assert score(task, [task.initial], case.dataset)[0] == pytest.approx(whole[0])
+    assert score(task, [task.initial], case.dataset, calibrated=1)[0][:4] == pytest.approx(whole[0][:4])
+
+
+def test_every_model_is_measured_with_its_own_buffers():
+    """The statistics of BatchNorm: the server's as they are after the round, a client's as it has left them."""
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+    case, method = ragged(sizes=(20, 7, 33))._replace(model=model), FedAvg()
+    record = case.run(method)[-1]
+
+    def nll(params, buffers):
+        logits = functional_call(model.eval(), (params, buffers), (case.dataset.test_x,))
+        return float(nn.functional.cross_entropy(logits, case.dataset.test_y))
+
+    found = measure(method, case.task(), case.dataset, record)
+    assert found["NLL"] == pytest.approx(nll(record.after.state.params, record.after.buffers), rel=1e-12)
+    own = [nll(client.local.params, client.local.buffers) for client in record.clients]
+    assert [one.score.nll for one in ClientEvaluator(case.task())(record.clients)] == pytest.approx(own, rel=1e-12)
+    weights, task = Weights(record.after.state.params, record.after.buffers), case.task()
+    scores = accuracy_probe._scores(task, weights, case.dataset, record, Evaluation())
+    assert [one.nll for one in scores[1:]] == pytest.approx(own, rel=1e-12)
 
 
 def test_dropout_is_off_in_evaluation_and_back_on_afterwards():

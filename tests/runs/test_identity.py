@@ -1,6 +1,8 @@
 """By what a run is known: settings that matter, and the versions of the code."""
 
+import copy
 import dataclasses
+import inspect
 import json
 from pathlib import Path
 from zipfile import ZipFile
@@ -8,10 +10,14 @@ from zipfile import ZipFile
 import pytest
 from mlflow import MlflowClient
 
-from fl_lightning import experiment
+from fl_lightning import discovery, experiment
 from fl_lightning.__main__ import main
+from fl_lightning.data.dataset import Source
+from fl_lightning.data.partition import Split
+from fl_lightning.data.readers import fingerprint
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola_extended import FolaExtended
+from fl_lightning.runs import checkpoint
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.config import schema
 from fl_lightning.runs.config.run_config import configure, read_yaml
@@ -66,6 +72,70 @@ def test_a_new_setting_with_its_default_orphans_nobody(monkeypatch):
     assert isinstance(fields_of(Later)["nesterov"], Field)
     assert (identity(config()), identity(config(training__lr=0.5))) == before
     assert identity(config(training__nesterov=True)) not in before
+
+
+def settings_of(cls):
+    """The settings of a part or section, by discovery: whatever its constructor takes and has a default for."""
+    hidden = getattr(cls, "python_only", ())
+    arguments = inspect.signature(cls).parameters.values()
+    return [one.name for one in arguments if one.default is not one.empty and one.name not in hidden]
+
+
+def another(value):
+    """Another value; whether it can be run with is no matter here."""
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int | float) else (7,) if isinstance(value, tuple) else "another"
+
+
+def with_another(config, field, name):
+    """The configuration with another value of one setting, past what the part itself refuses."""
+    part = copy.copy(getattr(config, field))
+    if field == "model":
+        part = dataclasses.replace(part, options={**part.options, name: another(part.options[name])})
+    else:
+        object.__setattr__(part, name, another(getattr(part, name)))
+    return dataclasses.replace(config, **{field: part})
+
+
+def identities_by_setting(config, field, cls):
+    """The identity of a configuration, and what becomes of it with another value of each setting."""
+    found = {name: identity(with_another(config, field, name)) for name in settings_of(cls) if name != "root"}
+    return {"": identity(config), **found}
+
+
+def require_distinct(found):
+    twins = {key: [other for other in found if other != key and found[other] == found[key]] for key in found}
+    assert {key: others for key, others in twins.items() if others} == {}
+
+
+@pytest.fixture
+def _nothing_is_read(monkeypatch):
+    """Settings that name a file or a run count with their name, not with what is there."""
+    monkeypatch.setattr(checkpoint, "identity_of", str)
+    monkeypatch.setattr(fingerprint, "of_files", str)
+    for cls in (Source, *discovery.discover("data").values()):
+        monkeypatch.setattr(cls, "fingerprint", lambda self: None)
+        monkeypatch.setattr(cls, "__post_init__", lambda self: None, raising=False)  # which asks for a path
+
+
+@pytest.mark.usefixtures("_nothing_is_read")
+@pytest.mark.parametrize("key", schema.PARTS)
+def test_every_setting_of_every_part_changes_the_identity(key):
+    kind, *_ = schema.PARTS[key]
+    bare = {"method": "fedavg", "model": "softmax", "engine": "functional"}
+    starts = {name: configure({**bare, key: name}) for name in discovery.names(kind)}
+    for name, start in starts.items():
+        require_distinct(identities_by_setting(start, "source" if key == "data" else key, discovery.find(kind, name)))
+    # FOLA with all its settings is FOLA, where none of them is set.
+    require_distinct({name: identity(start) for name, start in starts.items() if name != "fola_extended"})
+
+
+@pytest.mark.usefixtures("_nothing_is_read")
+@pytest.mark.parametrize("section", ["split", *schema.SECTIONS])
+def test_every_setting_of_every_section_changes_the_identity(section):
+    found = identities_by_setting(config(), section, Split if section == "split" else schema.SECTIONS[section])
+    require_distinct({**found, "seed": identity(config(seed=1))})
 
 
 def test_more_rounds_are_the_same_trajectory():
