@@ -54,7 +54,8 @@ def sweep_here(study, out, patch):
 
 
 def without_ray(patch):
-    """Sweeps compute in this process."""
+    """Sweeps compute in this process, and measure there; a task of Ray would start a cluster that outlives the test."""
+    from tune.estimate import measure_here
     from tune.work import one_after_the_other
 
     def fit(runner, space, instructions, count, work):
@@ -66,3 +67,4 @@ def without_ray(patch):
     patch.setattr("tune.sweep._Runner._fit", fit)
     patch.setattr("tune.sweep._ray", lambda: SimpleNamespace(grid_search=list))
     patch.setattr("tune.sweep.connected", lambda *_: nullcontext(1))
+    patch.setattr("tune.sweep.measure_apart", lambda *_: measure_here)
