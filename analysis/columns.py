@@ -8,12 +8,11 @@ import pandas as pd
 from fl_lightning import discovery
 from fl_lightning.data.partition import Split
 from fl_lightning.errors import UserError
-from fl_lightning.federation import Federation
 from fl_lightning.metrics.metric import GA, LA
 from fl_lightning.metrics.settings import Evaluation
 from fl_lightning.runs.config.schema import fields_of
 from fl_lightning.runs.plotting.palette import DISPLAY
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 
 # FOLA under all its names.
 FOLA = ("fola", "fola_extended", "fola_code")

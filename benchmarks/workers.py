@@ -23,7 +23,6 @@ from fl_lightning.engines.base import Engine
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.parallel.engine import Parallel
 from fl_lightning.engines.parallel.executor import Executor, Workers, pool_of
-from fl_lightning.federation import Federation
 from fl_lightning.loop import Problem, federate
 from fl_lightning.method import Method
 from fl_lightning.methods.fedavg import FedAvg
@@ -33,7 +32,7 @@ from fl_lightning.metrics.round_metrics import ClientEvaluator, measure
 from fl_lightning.models.networks.cnn import Cnn
 from fl_lightning.models.networks.mlp import Mlp
 from fl_lightning.models.task import Task
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 
 CLIENTS, TURNS = 20, 5
 LOOP = Functional(chunk=1)

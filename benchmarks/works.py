@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fl_lightning import streams
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.base import Engine
-from fl_lightning.federation import Federation
 from fl_lightning.loop import Problem, federate
 from fl_lightning.method import Method
 from fl_lightning.models.networks.cnn import Cnn
@@ -19,7 +18,7 @@ from fl_lightning.models.networks.mlp import Mlp
 from fl_lightning.models.networks.softmax import Softmax
 from fl_lightning.models.task import Task
 from fl_lightning.record import RoundRecord
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 
 NUM_CLASSES = 10
 

@@ -11,7 +11,6 @@ from .engines.parallel.ray_cluster import Resources as Resources
 from .errors import Diverged as Diverged
 from .errors import UserError as UserError
 from .experiment import run as run
-from .federation import Federation as Federation
 from .loop import Problem as Problem
 from .loop import federate as federate
 from .method import Method as Method
@@ -27,4 +26,5 @@ from .runs.config.run_config import configure as configure
 from .runs.folder import Result as Result
 from .runs.load import load_model as load_model
 from .runs.load import posterior_of as posterior_of
+from .training import Federation as Federation
 from .training import Training as Training

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning.curvature.online_fisher import accumulate
+from fl_lightning.curvature.fisher import accumulate
 from fl_lightning.curvature.per_sample import squared_gradients
 from fl_lightning.data.batches import Plan
 from fl_lightning.method import Context, Method, Step, frozen
@@ -51,7 +51,7 @@ class ClientModule(pl.LightningModule):
         self.weights: Params = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
         self.values = zip_map(torch.detach, self.weights)
         self.frozen, self.needs_squares = frozen(method, context), method.traits.needs_squares
-        self.own_optimiser = self._own_optimiser(context)
+        self.local_optimiser = self._local_optimiser(context)
         self.prior_loss = self._prior_loss(context)
         self.likelihood_gradient: Params = {}
         self.prior_gradient: Params = {}
@@ -61,8 +61,8 @@ class ClientModule(pl.LightningModule):
     @override
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """A method's own optimiser may want the gradient at another point; squares are taken there, too."""
-        if self.own_optimiser is not None:
-            self.own_optimiser.go_to_point()
+        if self.local_optimiser is not None:
+            self.local_optimiser.go_to_point()
         if self.needs_squares:
             weights = Weights(self.values, dict(self.model.named_buffers()))
             self.squares = squared_gradients(self.task, weights, *batch)
@@ -100,8 +100,8 @@ class ClientModule(pl.LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         training, num_steps = self.plan.training, self.plan.num_steps
-        if self.own_optimiser is not None:
-            return self.own_optimiser
+        if self.local_optimiser is not None:
+            return self.local_optimiser
         optimiser = torch_optimiser(training, moving(self.weights, self.frozen).values())
         if training.is_steady:
             return optimiser
@@ -122,7 +122,7 @@ class ClientModule(pl.LightningModule):
             loss=self.losses[-1],
         )
 
-    def _own_optimiser(self, context: Context) -> "TorchOptimiser | None":
+    def _local_optimiser(self, context: Context) -> "TorchOptimiser | None":
         """The method's own optimiser; None where the settings name one of torch's."""
         method, plan = self.method, self.plan
 
@@ -134,7 +134,7 @@ class ClientModule(pl.LightningModule):
 
     def _prior_loss(self, context: Context) -> Callable[[Params], tuple[Tensor, Params]] | None:
         """Value and gradient of the method's penalty at the parameters of a step; None without a penalty."""
-        penalty, optimiser = self.method.penalty(context), self.own_optimiser
+        penalty, optimiser = self.method.penalty(context), self.local_optimiser
         if penalty is None:
             return None
         return penalty.along_path() if optimiser is None else partial(optimiser.prior_loss, penalty)

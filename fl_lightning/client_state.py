@@ -158,7 +158,7 @@ class RunningTotal(NamedTuple, Generic[Row]):
 
     >>> memory = ClientMemory.blank({"w": torch.zeros(2)})
     >>> rows = {7: {"w": torch.ones(2)}, 9: {"w": torch.full((2,), 0.5)}}
-    >>> total = RunningTotal.of_nobody(memory.default).changed(memory, rows)
+    >>> total = RunningTotal.without_rows(memory.default).changed(memory, rows)
     >>> total.rounded()
     {'w': tensor([1.5000, 1.5000])}
     >>> total.changed(memory.replaced(rows), {7: {"w": torch.zeros(2)}}).rounded()
@@ -169,7 +169,7 @@ class RunningTotal(NamedTuple, Generic[Row]):
     rest: Row
 
     @classmethod
-    def of_nobody(cls, row: Row) -> "RunningTotal[Row]":
+    def without_rows(cls, row: Row) -> "RunningTotal[Row]":
         """The sum before any client has a row of its own, for rows like this one."""
         sums = trees.map_leaves(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), row)
         return cls(sums, trees.map_leaves(torch.zeros_like, row))

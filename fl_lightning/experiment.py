@@ -120,7 +120,7 @@ def _computed(config: RunConfig, out: Path, options: RunOptions) -> Rounds:
     """The rounds of a run whose lock is held: those of earlier processes, then the others."""
     problem = problem_of(config)  # data, clients, model
     evaluator = Evaluator(config, problem, folder_of(config, out))
-    saved = saved_rounds(config, out, evaluator.start, options.fresh, evaluator.own_metrics)
+    saved = saved_rounds(config, out, evaluator.start, options.fresh, evaluator.user_metrics)
     history = list(saved.history) if saved else []
     known, last = _enough(options.stop, history), config.federation.rounds
     is_over = known is not None or len(history) == last

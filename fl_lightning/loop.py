@@ -26,7 +26,7 @@ from fl_lightning.engines.returned import (
     check_type,
 )
 from fl_lightning.errors import Diverged, UserError, require
-from fl_lightning.federation import Federation, check_participation, cohort_size, draw_cohort
+from fl_lightning.federation import check_participation, cohort_size, draw_cohort
 from fl_lightning.method import (
     Cohort,
     Context,
@@ -45,7 +45,7 @@ from fl_lightning.params import Params, all_finite, weighted_sum, zip_map
 from fl_lightning.record import ClientResult, RoundRecord, Snapshot
 from fl_lightning.system import activity
 from fl_lightning.system.plugins import plugin_errors, wrong
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 
 # Traffic is counted in float32, whatever the simulation computes in.
 BYTES_PER_NUMBER = 4
@@ -178,7 +178,7 @@ def set_up(method: Method, problem: Problem, training: Training, federation: Fed
         seed=seed,
         smallest_batch=smallest_batch(task, held),
     )
-    training = adapted(method, with_own_optimiser(training, task))
+    training = adapted(method, with_user_optimiser(training, task))
     check_type(method, "adapt", training, Training, "the Training that is used")
     check_participation(federation, server.sizes)
     method.check(training, server)
@@ -190,7 +190,7 @@ def set_up(method: Method, problem: Problem, training: Training, federation: Fed
     return Setup(server, training, AllClients(dataset, indices, task.dtype), dataset)
 
 
-def with_own_optimiser(training: Training, task: Task) -> Training:
+def with_user_optimiser(training: Training, task: Task) -> Training:
     """The settings with the optimiser that the model brings, unless they name another."""
     brings = task.step is not None and task.step.has_optimisers
     require(

@@ -38,8 +38,8 @@ class Penalty(ABC):
         """
 
         def value_and_grad(params: Params) -> tuple[Tensor, Params]:
-            value, slope = self.value_and_grad(params)
-            return value, zip_map(torch.clone, slope)
+            value, gradient = self.value_and_grad(params)
+            return value, zip_map(torch.clone, gradient)
 
         return value_and_grad
 
@@ -47,8 +47,8 @@ class Penalty(ABC):
         """A function that does theta <- theta - lr * grad P(theta) in place: plain SGD's share of the penalty."""
 
         def descend(params: Params) -> None:
-            for value, slope in zip(params.values(), self.grad(params).values(), strict=True):
-                value.sub_(slope, alpha=lr)
+            for value, gradient in zip(params.values(), self.grad(params).values(), strict=True):
+                value.sub_(gradient, alpha=lr)
 
         return descend
 
@@ -84,8 +84,8 @@ class Quadratic(Penalty):
 
     def value_and_grad(self, params: Params) -> tuple[Tensor, Params]:
         offset = zip_map(torch.sub, params, self.centre)
-        slope = self._gradient(offset)
-        return 0.5 * _dot(slope, offset), slope
+        gradient = self._gradient(offset)
+        return 0.5 * _dot(gradient, offset), gradient
 
     def along_path(self) -> Callable[[Params], tuple[Tensor, Params]]:
         # Memory that every step fills again: to allocate it anew would double the time of a step.
@@ -123,15 +123,15 @@ class Quadratic(Penalty):
 
 @dataclass(frozen=True)
 class Linear(Penalty):
-    """P(theta) = <slope, theta>: adds a constant to the gradient, as SCAFFOLD's correction does."""
+    """P(theta) = <gradient, theta>: adds a constant to the gradient, as SCAFFOLD's correction does."""
 
-    slope: Params
+    gradient: Params
 
     def value(self, params: Params) -> Tensor:
-        return _dot(self.slope, params)
+        return _dot(self.gradient, params)
 
     def grad(self, params: Params) -> Params:
-        return dict(self.slope)
+        return dict(self.gradient)
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ class Sum(Penalty):
         return zip_map(torch.add, self.first.grad(params), self.second.grad(params))
 
     def value_and_grad(self, params: Params) -> tuple[Tensor, Params]:
-        (value, slope), (other, more) = self.first.value_and_grad(params), self.second.value_and_grad(params)
-        return value + other, zip_map(torch.add, slope, more)
+        (value, gradient), (other, more) = self.first.value_and_grad(params), self.second.value_and_grad(params)
+        return value + other, zip_map(torch.add, gradient, more)
 
     def along_path(self) -> Callable[[Params], tuple[Tensor, Params]]:
         return self.value_and_grad  # of memory of its own

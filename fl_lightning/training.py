@@ -1,4 +1,4 @@
-"""How a client trains: the optimiser's settings, the same for every method and engine."""
+"""How a client trains, and how many take part in how many rounds: settings that every method and engine has."""
 
 import copy
 import math
@@ -187,3 +187,41 @@ def require_samples_of_sgd(what: str, training: Training) -> None:
         f"{what} iterates of SGD with one learning rate, expected --training.schedule constant without "
         f"training.warmup, got {training.schedule} and {training.warmup:g}; leave both out",
     )
+
+
+@dataclass(frozen=True)
+class Federation:
+    """How many rounds, and who takes part in them.
+
+    Attributes:
+        rounds: Communication rounds (R).
+        fraction: Share of the clients that takes part in a round (participation, C); at least one client does.
+        cohort: Number of clients per round, instead of the fraction.
+        straggler_fraction: Share of the cohort that manages only some of its epochs, 1 to E - 1 at random.
+        start: Folder of a saved run whose final model is where round 1 starts; null starts from new weights.
+        weighting: Clients count by their numbers of samples (p_n = m_n / sum m), or all the same.
+    """
+
+    rounds: int = 20
+    fraction: float = 1.0
+    cohort: int | None = None
+    straggler_fraction: float = 0.0
+    start: str | None = None
+    weighting: Literal["samples", "uniform"] = "samples"
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, f"federation.rounds must be at least 1, got {self.rounds}")
+        require(0 < self.fraction <= 1, f"federation.fraction must lie in (0, 1], got {self.fraction}")
+        require(
+            self.cohort is None or self.cohort >= 1,
+            f"federation.cohort must be at least 1, or null to use federation.fraction, got {self.cohort}",
+        )
+        require(
+            self.cohort is None or self.fraction == 1,
+            f"federation.cohort {self.cohort} and federation.fraction {self.fraction} both say how many clients take "
+            "part; give only one of them",
+        )
+        require(
+            0 <= self.straggler_fraction <= 1,
+            f"federation.straggler_fraction must lie in [0, 1], got {self.straggler_fraction}",
+        )

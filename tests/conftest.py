@@ -9,11 +9,11 @@ from pathlib import Path
 import filelock
 import pytest
 
-from fl_lightning.system import tiles
+from fl_lightning.system import devices
 from tests.support.drawn_once import drawn_once
 
 os.environ["OMP_NUM_THREADS"] = "1"  # several workers share few cores; inherited by the processes that tests start
-tiles.avoid_broken()  # before anything is computed in this process, or in those that it starts
+devices.avoid_broken_tiles()  # before anything is computed in this process, or in those that it starts
 
 
 def pytest_addoption(parser):

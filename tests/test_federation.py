@@ -10,14 +10,13 @@ from fl_lightning.data.batches import AllClients
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.partition import Split, divide, partition
 from fl_lightning.data.shares import Shares, Sizes, class_counts, content_hash, sizes_of
-from fl_lightning.federation import Federation
 from fl_lightning.loop import Problem, federate
 from fl_lightning.methods.fola import Fola
 from fl_lightning.methods.scaffold import Scaffold
 from fl_lightning.runs import checkpoint
 from fl_lightning.runs.plotting import run_figures
 from fl_lightning.testing.purity import same
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 from tests.support.cases import ragged
 
 POPULATION, COHORT = 20_000, 5

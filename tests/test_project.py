@@ -87,9 +87,8 @@ PRIVATE = {
     ("torch._foreach_add_", "fl_lightning/params.py"),
     ("torch._foreach_copy_", "fl_lightning/params.py"),
     ("torch._foreach_lerp_", "fl_lightning/params.py"),
-    ("ray._private", "fl_lightning/engines/parallel/ray_loopback.py"),
-    ("ray._raylet", "fl_lightning/engines/parallel/ray_loopback.py"),
     ("ray._private", "fl_lightning/engines/parallel/ray_cluster.py"),
+    ("ray._raylet", "fl_lightning/engines/parallel/ray_cluster.py"),
 }
 
 
@@ -249,7 +248,7 @@ MEASURES = {
         13,
         "the root is what a newcomer reads first: what is used by one package lies in it",
     ),
-    "modules": Measure(lambda: len(code_files()), 318, "each is a name to learn"),
+    "modules": Measure(lambda: len(code_files()), 303, "each is a name to learn"),
     "lines of code": Measure(lambda: sum(map(code_lines, code_files())), 26_350, "each is read and maintained"),
     "members of a method": Measure(
         lambda: len({name for name in vars(Method) if name[0] != "_"} - {"version", "revised", "display_name"}),

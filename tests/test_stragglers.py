@@ -7,7 +7,7 @@ from fl_lightning.data.batches import ClientData
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.federation import Federation, draw_cohort, draw_stragglers
+from fl_lightning.federation import draw_cohort, draw_stragglers
 from fl_lightning.loop import Server
 from fl_lightning.methods.data_sharing import DataSharing
 from fl_lightning.methods.ep import EP
@@ -16,7 +16,7 @@ from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.fola import Fola
 from fl_lightning.methods.fola_extended import FolaExtended
 from fl_lightning.system import trees
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 from tests.support import references
 from tests.support.cases import equal_bits, final, largest_difference, ragged
 

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.cli.flags import CommandParser, add_runs
-from fl_lightning.data.readers import places
+from fl_lightning.data.readers import fingerprint
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.parallel import ray_cluster
 from fl_lightning.errors import UserError
-from fl_lightning.federation import Federation
 from fl_lightning.loop import federate
 from fl_lightning.methods.fola import Fola
 from fl_lightning.params import flatten
@@ -26,7 +25,7 @@ from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.problem import problem_of
 from fl_lightning.runs.tracking import store
 from fl_lightning.system import devices, memory
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 
 PACKAGES = ("torch", "pytorch-lightning", "ray", "mlflow")
 LEAST_DISK = 2e9
@@ -133,7 +132,7 @@ def mlflow_store(out: Path) -> Iterator[Finding]:
 
 def data_root() -> Iterator[Finding]:
     """Where datasets lie."""
-    root = places.data_root(None)
+    root = fingerprint.data_root(None)
     inside = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
     yield Finding("data", f"{root}: {', '.join(inside) or 'nothing yet; --data digits needs nothing'}")
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 from fl_lightning import discovery
 from fl_lightning.errors import UserError, require
 from fl_lightning.metrics.early_stopping import Stop, stop_of
-from fl_lightning.runs.config.type_help import type_name
+from fl_lightning.runs.config.schema import type_name
 
 INDENT = 8 * " "
 # Options that a configuration file may hold beside the settings of a run: who computes, which changes no number.

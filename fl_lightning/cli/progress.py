@@ -54,7 +54,7 @@ class Progress:
         self._note: tqdm[Any] | None = None
         self._bar: tqdm[Any] | None = None
         self._round = 0
-        self._told = time.monotonic()
+        self._shown_at = time.monotonic()
         self._numbers = ""
 
     def show(self, round: int, measurement: Measurement) -> None:
@@ -82,9 +82,9 @@ class Progress:
             interrupts.check()
             self._note.set_description_str(f"{self._label}: {doing} ...")
         else:
-            self.tell(doing)
+            self.show_work(doing)
 
-    def tell(self, doing: str) -> None:
+    def show_work(self, doing: str) -> None:
         """Show what is being computed, as often as one can read it."""
         interrupts.check()
         if self._quiet:
@@ -92,8 +92,8 @@ class Progress:
         if self._bar is None:
             self._close_note()
             self._bar = self._start()
-        if time.monotonic() - self._told > max(interval(), 0.2):
-            self._told = time.monotonic()
+        if time.monotonic() - self._shown_at > max(interval(), 0.2):
+            self._shown_at = time.monotonic()
             self._bar.set_postfix_str(", ".join(filter(None, [self._numbers, doing])))
 
     def _start(self) -> "tqdm[Any]":
@@ -124,7 +124,7 @@ class Progress:
             self._bar.close()
 
     def __enter__(self) -> "Progress":
-        self._listening = activity.heard_by(self.tell, notes=not self._quiet, waiting=self.wait)
+        self._listening = activity.heard_by(self.show_work, notes=not self._quiet, waiting=self.wait)
         self._listening.__enter__()
         if not self._quiet:
             self._note = note_line(f"{self._label}: loading")
@@ -170,7 +170,7 @@ class ProgressLine:
         self._bar.set_postfix_str(self._shown, refresh=False)
         self._bar.update(status.finished - self._bar.n)
 
-    def tell(self, doing: str) -> None:
+    def show_work(self, doing: str) -> None:
         """Show what is being done: Ray takes half a minute to start on a busy machine."""
         interrupts.check()
         if self._quiet:
@@ -194,7 +194,7 @@ class ProgressLine:
             self._note = None
 
     def __enter__(self) -> "ProgressLine":
-        self._listening = activity.heard_by(self.tell, notes=not self._quiet)
+        self._listening = activity.heard_by(self.show_work, notes=not self._quiet)
         self._listening.__enter__()
         return self
 

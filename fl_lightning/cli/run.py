@@ -100,7 +100,7 @@ def _run(config: RunConfig, options: Namespace, stop: Stop | None) -> Result:
 
 def _show(config: RunConfig, result: Result, out: Path) -> None:
     """The numbers of the last round, and where to look."""
-    from fl_lightning.cli.versions import notice
+    from fl_lightning.runs.provenance import notice
 
     final = result.final
     errors = "".join(f", {name} {final[name]:.3g}" for name in ("AE", "LF") if name in final)
@@ -118,7 +118,7 @@ def _show(config: RunConfig, result: Result, out: Path) -> None:
 
 def tags_of(options: Namespace) -> dict[str, str]:
     """What the user says about the run, for MLflow and `--where`."""
-    from fl_lightning.runs.tracking.description import OWN_PREFIXES, OWN_TAGS, check_tags
+    from fl_lightning.runs.tracking.description import PROGRAM_PREFIXES, PROGRAM_TAGS, check_tags
 
     tags = {"case": options.name} if options.name else {}
     for text in options.tag:
@@ -128,7 +128,7 @@ def tags_of(options: Namespace) -> dict[str, str]:
             f"--tag is written key=value, with a key of letters, digits and . _ -, got {text!r}",
         )
         require(
-            key not in OWN_TAGS and not key.startswith(OWN_PREFIXES),
+            key not in PROGRAM_TAGS and not key.startswith(PROGRAM_PREFIXES),
             f"the tag {key} is one that the program itself writes; choose another key"
             + "; --name names a run" * (key == "case"),
         )

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def show(study: "Study", how: "Options", options: Namespace, curves: bool = False) -> int:
     """Sweep with a progress line, then print the table, and draw the curves if asked to."""
-    from fl_lightning.cli.versions import notice
+    from fl_lightning.runs.provenance import notice
 
     start = time.monotonic()
     with ProgressLine(study.metric, options.quiet) as line:

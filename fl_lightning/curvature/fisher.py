@@ -1,4 +1,4 @@
-"""Curvature and slope of a client's likelihood at a fixed model."""
+"""The Fisher of a client's likelihood: online, along its path, or at a fixed model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +9,20 @@ from torch import Tensor
 
 from fl_lightning.curvature.per_sample import squared_gradients
 from fl_lightning.data.batches import BLOCK, ClientData
-from fl_lightning.method import Local
+from fl_lightning.method import Local, Step
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import Params, zeros, zip_map
+
+
+def accumulate(fisher: Params, step: Step) -> Params:
+    """F + (b/m) g^2: of the minibatch, or of single samples where the step has their squares."""
+    if step.squares is None and isinstance(step.fraction, float):  # one client alone: in place
+        for name, total in fisher.items():
+            total.addcmul_(step.grad[name], step.grad[name], value=step.fraction)
+        return fisher
+    squares = step.squares if step.squares is not None else zip_map(torch.square, step.grad)
+    return zip_map(lambda total, square: total + square * step.fraction, fisher, squares)
+
 
 FisherKind = Literal["minibatch", "per_sample"]
 

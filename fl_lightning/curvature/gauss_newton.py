@@ -67,8 +67,8 @@ def matrix(task: Task, weights: Weights, x: Inputs, y: Tensor) -> Tensor:
         outputs = task.logits(weights, part(x, slice(1)))
         block = max(1, LARGEST_BLOCK // (outputs.numel() * size))
         for inputs, targets in zip(split(x, block), torch.split(y, block), strict=True):
-            slopes = vmap(jacrev(outputs_of), in_dims=(None, 0))(params, inputs)
-            jacobian = torch.cat([slopes[name].flatten(outputs.dim()) for name in params], dim=-1)  # (b, K, d)
+            gradients = vmap(jacrev(outputs_of), in_dims=(None, 0))(params, inputs)
+            jacobian = torch.cat([gradients[name].flatten(outputs.dim()) for name in params], dim=-1)  # (b, K, d)
             image = task.likelihood.product(task.logits(weights, inputs), targets, jacobian)
             total.addmm_(jacobian.flatten(0, -2).T, image.flatten(0, -2))
     return (total + total.T) / (2 * len(y))

@@ -1,7 +1,7 @@
 """Kronecker factors of the curvature of linear and convolutional layers (K-FAC).
 
-For a layer with inputs a~ = (a, 1), weight and bias M = [W, b] and slopes g of the log-likelihood at its outputs, the
-curvature of M is approximated by G (x) A:
+For a layer with inputs a~ = (a, 1), weight and bias M = [W, b] and gradients g of the log-likelihood at its outputs,
+the curvature of M is approximated by G (x) A:
 
     A = (1/m) sum_i sum_s a~_is a~_is^T
     G = (1/(m S)) sum_i sum_s E[g_is g_is^T]
@@ -28,7 +28,7 @@ from fl_lightning.models.likelihoods.base import require_curvature
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.system import activity
 
-# Which slopes: the roots of the curvature at the outputs (Gauss-Newton; for classification those of all classes,
+# Which gradients: the roots of the curvature at the outputs (Gauss-Newton; for classification those of all classes,
 # weighted by their probabilities: one backward pass for each), those of one label drawn from the predictions, or those
 # of the label that the sample has.
 GradientKind = Literal["exact", "sampled", "empirical"]
@@ -42,12 +42,12 @@ class Factors(NamedTuple):
 
     Attributes:
         inputs: A, (i + 1) x (i + 1) with the bias last; i x i for a layer without bias.
-        slopes: G, o x o; empty if no slopes were asked for.
+        gradients: G, o x o; empty if no gradients were asked for.
         rest: The names of the parameters that belong to no plain layer.
     """
 
     inputs: dict[str, Tensor]
-    slopes: dict[str, Tensor]
+    gradients: dict[str, Tensor]
     rest: tuple[str, ...]
 
 
@@ -55,7 +55,7 @@ def factors(
     task: Task,
     weights: Weights,
     data: ClientData,
-    slopes: GradientKind | None = "exact",
+    gradients: GradientKind | None = "exact",
     stream: torch.Generator | None = None,
     block: int = BLOCK,
 ) -> Factors:
@@ -65,11 +65,11 @@ def factors(
         task: Model and likelihood.
         weights: Where to evaluate.
         data: The client's samples.
-        slopes: Which slopes G is made of; None leaves G out, and with it all backward passes.
+        gradients: Which gradients G is made of; None leaves G out, and with it all backward passes.
         stream: From which `sampled` draws its labels; each sample has its own number, whatever the blocks.
         block: Samples per forward pass.
     """
-    if slopes in ("exact", "sampled"):
+    if gradients in ("exact", "sampled"):
         require_curvature(task.likelihood)
     draws: Tensor | None = None
     second_moments: dict[str, Tensor] = {}
@@ -85,12 +85,12 @@ def factors(
             rest = recording.rest
             for call in recording.calls:
                 _add(second_moments, call.weight, _input_moment(call))
-            if slopes == "sampled" and draws is None:
+            if gradients == "sampled" and draws is None:
                 each = task.likelihood.num_draws(recording.logits)
                 draws = torch.rand(len(data), each, generator=stream, dtype=torch.float64)
-            if slopes is not None:
+            if gradients is not None:
                 drawn = torch.empty(0) if draws is None else draws[seen : seen + len(y)]
-                for seed in _seeds(task, recording.logits, y, slopes, drawn):
+                for seed in _seeds(task, recording.logits, y, gradients, drawn):
                     _add_gradients(gradient_moments, recording, seed)
             seen += len(y)
     finally:
@@ -119,26 +119,26 @@ def _input_moment(call: Call) -> Tensor:
     return total
 
 
-def _seeds(task: Task, logits: Tensor, y: Tensor, slopes: GradientKind, draws: Tensor) -> Iterator[Tensor]:
+def _seeds(task: Task, logits: Tensor, y: Tensor, gradients: GradientKind, draws: Tensor) -> Iterator[Tensor]:
     """Slopes at the logits, whose second moments add up to the curvature there: what backward passes start from."""
-    if slopes == "empirical":
+    if gradients == "empirical":
         with torch.enable_grad():
             outputs = logits.detach().requires_grad_()
             losses = task.likelihood(outputs, y, reduction="sum")
         yield torch.autograd.grad(losses, outputs)[0]
         return
-    if slopes == "sampled":
+    if gradients == "sampled":
         yield task.likelihood.sampled(logits.detach(), y, draws)
     else:
         yield from task.likelihood.roots(logits.detach(), y)
 
 
 def _add_gradients(moments: dict[str, Tensor], recording: Recording, seed: Tensor) -> None:
-    """Push slopes back from the logits to every layer, and add sum g g^T / S to the layers' moments."""
+    """Push gradients back from the logits to every layer, and add sum g g^T / S to the layers' moments."""
     outputs = [call.output for call in recording.calls]
     found = torch.autograd.grad(recording.logits, outputs, seed, retain_graph=True) if outputs else ()
-    for call, slope in zip(recording.calls, found, strict=True):
-        rows = gradient_rows(call.layer, slope)
+    for call, gradient in zip(recording.calls, found, strict=True):
+        rows = gradient_rows(call.layer, gradient)
         _add(moments, call.weight, (rows.T @ rows).double().mul_(len(seed) / len(rows)))
 
 

@@ -1,7 +1,7 @@
 """What goes into and comes out of the linear and convolutional layers of a network, in one forward pass.
 
-The loss depends on such a layer's parameters only through its outputs, which are linear in them: inputs a and slopes g
-of the loss at the outputs are all that per-sample gradients (g a^T), their squares and Kronecker factors need. A
+The loss depends on such a layer's parameters only through its outputs, which are linear in them: inputs a and gradients
+g of the loss at the outputs are all that per-sample gradients (g a^T), their squares and Kronecker factors need. A
 convolution is linear in its patches.
 
 A network may hold other parameters, too: `Recording.rest` names those that belong to no plain layer. A layer is plain
@@ -119,7 +119,7 @@ def is_plain(layer: nn.Module) -> bool:
 def input_rows(layer: Plain, inputs: Tensor) -> Tensor:
     """What a layer's weight is multiplied with, one row per output: inputs of a linear layer, patches of a convolution.
 
-    Rows of one sample stand together, in the order of the places of `slope_rows`.
+    Rows of one sample stand together, in the order of the places of `gradient_rows`.
     """
     if isinstance(layer, nn.Conv2d):
         assert not isinstance(layer.padding, str)
@@ -128,11 +128,11 @@ def input_rows(layer: Plain, inputs: Tensor) -> Tensor:
     return inputs.reshape(-1, inputs.shape[-1])
 
 
-def gradient_rows(layer: Plain, slopes: Tensor) -> Tensor:
+def gradient_rows(layer: Plain, gradients: Tensor) -> Tensor:
     """Slopes at a layer's outputs as a matrix, one row per place."""
     if isinstance(layer, nn.Conv2d):
-        return slopes.flatten(2).transpose(1, 2).reshape(-1, slopes.shape[1])
-    return slopes.reshape(-1, slopes.shape[-1])
+        return gradients.flatten(2).transpose(1, 2).reshape(-1, gradients.shape[1])
+    return gradients.reshape(-1, gradients.shape[-1])
 
 
 class _Met(NamedTuple):

@@ -13,7 +13,7 @@ from fl_lightning.data.batches import ClientData
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.errors import UserError, require
 from fl_lightning.models.inputs import Inputs, device_of, each, named, number, part
-from fl_lightning.models.likelihoods.custom_loss import Plain
+from fl_lightning.models.likelihoods.classification import Plain
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import zip_map
 from fl_lightning.training import Training

@@ -20,7 +20,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.model_checks import couples_samples
 from fl_lightning.engines.base import Engine, Finisher, Fit, finished_client, mean_loss
 from fl_lightning.engines.returned import observed
-from fl_lightning.engines.user_optimiser import OwnOptimiser
+from fl_lightning.engines.user_optimiser import UserOptimiser
 from fl_lightning.errors import require
 from fl_lightning.method import Context, Method, Step, observation
 from fl_lightning.method import frozen as frozen_in
@@ -134,7 +134,7 @@ def train_one(method: Method, task: Task, context: Context, buffers: Params, pla
     free = moving(params, frozen)
     targets, values = list(moving(leaves, frozen).values()), list(free.values())
     penalty, optimiser = method.penalty(context), method.local_optimiser(training, context)
-    own = _own_optimiser(task, plan, frozen) if training.optimiser == "own" else None
+    own = _user_optimiser(task, plan, frozen) if training.optimiser == "own" else None
     plain = isinstance(optimiser, Sgd) and is_plain(training) and not (frozen and penalty is not None)
     penalty_step = penalty.descent(training.lr) if penalty is not None and plain else None
     # What is trained; the workbench holds the rule's point.
@@ -191,10 +191,10 @@ def _without_trainer(task: Task, plan: Plan) -> AbstractContextManager[None]:
     return task.step.without_trainer(estimated_stepping_batches=plan.num_steps, max_epochs=plan.num_epochs)
 
 
-def _own_optimiser(task: Task, plan: Plan, frozen: frozenset[str]) -> OwnOptimiser:
+def _user_optimiser(task: Task, plan: Plan, frozen: frozenset[str]) -> UserOptimiser:
     assert task.step is not None
     with _without_trainer(task, plan):
-        return OwnOptimiser(task.step, frozen, plan.training.clip_norm)
+        return UserOptimiser(task.step, frozen, plan.training.clip_norm)
 
 
 class Client(NamedTuple):

@@ -95,7 +95,7 @@ class Lightning(Engine):
                 fit_on_trainer(client, fisher, self.callbacks, self.trainer)
             else:
                 fit_on_fabric(fabric_on(task.device), client, fisher, self.scaler(task))
-        optimiser_state = () if client.own_optimiser is None else client.own_optimiser.optimiser_state
+        optimiser_state = () if client.local_optimiser is None else client.local_optimiser.optimiser_state
         statistics = () if fisher is None else fisher.statistics
         local = finished_client(task, plan, task.weights(), statistics, optimiser_state)
         shares = [size / len(plan.data) for size in plan.batch_sizes] * plan.num_epochs
@@ -112,7 +112,7 @@ def fit_on_fabric(
     """All steps of a client's plan."""
     optimisers, schedules = documented_form(client.configure_optimizers())
     optimiser: Any = fabric.setup_optimizers(optimisers[0])
-    clip_norm = client.plan.training.clip_norm if client.own_optimiser is None else None  # a rule clips by itself
+    clip_norm = client.plan.training.clip_norm if client.local_optimiser is None else None  # a rule clips by itself
     for index, batch in enumerate(client.plan.all_examples()):
         client.on_train_batch_start(batch, index)
         client.zero_grad()

@@ -106,10 +106,10 @@ def check_context(method: Method, context: Any, cohort: Cohort, params: Params) 
 
 
 def _check_penalty(method: Method, penalty: Penalty, params: Params) -> None:
-    value, slope = penalty.value_and_grad(params)
+    value, gradient = penalty.value_and_grad(params)
     if not isinstance(value, Tensor) or value.ndim:
         raise wrong(method, "penalty", "a Penalty whose value is a tensor with one number", described(value))
-    check_params(method, "penalty", slope, params, "a Penalty whose grad")
+    check_params(method, "penalty", gradient, params, "a Penalty whose grad")
 
 
 def observed(method: ObservesPath, statistics: Any, step: Step) -> Any:

@@ -21,7 +21,7 @@ from fl_lightning.data.batches import Plan
 from fl_lightning.engines.placement import placement
 from fl_lightning.engines.user_optimiser import configured
 from fl_lightning.errors import UserError
-from fl_lightning.models.lightning_module import OwnStep
+from fl_lightning.models.lightning_module import UserStep
 from fl_lightning.models.task import Task
 
 # Fits of clients are many and short.
@@ -44,7 +44,7 @@ def fit_on_trainer(
         trainer = pl.Trainer(
             max_epochs=plan.num_epochs,
             limit_val_batches=0,  # models are measured on the test set, all of them alike
-            gradient_clip_val=plan.training.clip_norm if client.own_optimiser is None else None,
+            gradient_clip_val=plan.training.clip_norm if client.local_optimiser is None else None,
             callbacks=[ClientSteps(client, fisher), *callbacks],
             plugins=[LightningEnvironment()],
             **placement(device, SingleDeviceStrategy),
@@ -133,7 +133,7 @@ def _module_of(client: ClientModule) -> Iterator[pl.LightningModule]:
         module.trainer = None
 
 
-def _with_prior_loss(step: OwnStep, client: ClientModule) -> Callable[..., Any]:
+def _with_prior_loss(step: UserStep, client: ClientModule) -> Callable[..., Any]:
     theirs, task = step.module.training_step, client.task
     assert callable(theirs)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import UserError, require
-from fl_lightning.models.lightning_module import OwnStep
+from fl_lightning.models.lightning_module import UserStep
 
 
 class Schedule(NamedTuple):
@@ -55,7 +55,7 @@ def _schedule(given: Any) -> Schedule:
     return Schedule(**{name: given[name] for name in Schedule._fields if name in given})
 
 
-def configured(step: OwnStep, frozen: frozenset[str]) -> Any:
+def configured(step: UserStep, frozen: frozenset[str]) -> Any:
     """What a module's `configure_optimizers` returns, refused unless one optimiser is stepped once for every batch."""
     require(
         not frozen,
@@ -73,7 +73,7 @@ def configured(step: OwnStep, frozen: frozenset[str]) -> Any:
     return returned
 
 
-class OwnOptimiser:
+class UserOptimiser:
     """Optimiser and schedulers of a module's `configure_optimizers`, at work on its own parameters.
 
     Args:
@@ -82,7 +82,7 @@ class OwnOptimiser:
         clip_norm: Largest norm of the gradient; None does not clip.
     """
 
-    def __init__(self, step: OwnStep, frozen: frozenset[str], clip_norm: float | None) -> None:
+    def __init__(self, step: UserStep, frozen: frozenset[str], clip_norm: float | None) -> None:
         optimisers, self.schedules = documented_form(configured(step, frozen))
         self.optimiser: torch.optim.Optimizer = optimisers[0]
         self.clip_norm = clip_norm

@@ -185,8 +185,8 @@ class PriorLoss(Penalty):
 
     def value_and_grad(self, params: Params) -> tuple[Tensor, Params]:
         offset = zip_map(lambda p, m: p - m, params, self.gaussian.mean)
-        slope = zip_map(lambda s: s * self.strength, self.gaussian.apply(offset))
-        return 0.5 * torch.dot(flatten(slope), flatten(offset)), slope
+        gradient = zip_map(lambda s: s * self.strength, self.gaussian.apply(offset))
+        return 0.5 * torch.dot(flatten(gradient), flatten(offset)), gradient
 
 
 def _register(cls: type[Gaussian], stored_as: str) -> None:

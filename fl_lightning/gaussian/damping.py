@@ -16,7 +16,7 @@ class Merging:
         damping: gamma, added to every precision.
         relative: Whether gamma counts in units of the mean precision.
         everywhere: Whether gamma is in numerator and denominator of the product, or in the denominator alone.
-        slopes: The damping of the factor G of Kronecker products, with `damping` that of A; None adds gamma I to the
+        gradients: The damping of the factor G of Kronecker products, with `damping` that of A; None adds gamma I to the
             whole product instead.
         solver: Conjugate gradients, or the product of the factors' own solutions.
         projection: What is kept of a sum of Kronecker products.
@@ -26,7 +26,7 @@ class Merging:
     damping: float = 0.0
     relative: bool = True
     everywhere: bool = True
-    slopes: float | None = 1.0
+    gradients: float | None = 1.0
     solver: Solver = "cg"
     projection: Projection = "factors"
     trust: float | None = None
@@ -37,5 +37,5 @@ class Merging:
 
     def gamma_of_gradients(self, trace: float, size: int) -> float:
         """The same for the factor G."""
-        assert self.slopes is not None
-        return self.slopes * trace / size if self.relative else self.slopes
+        assert self.gradients is not None
+        return self.gradients * trace / size if self.relative else self.gradients

@@ -1,7 +1,7 @@
 """Gaussians over one layer whose precision is a Kronecker product: Lambda = G (x) A.
 
-M = [W, b] are the layer's weight (kernels of a convolution flattened) and bias, A the second moments of its inputs
-(a, 1) and G those of the slopes at its outputs: Lambda vec(M) = vec(G M A), row by row. A sum of Kronecker products is
+M = [W, b] are the layer's weight (kernels of a convolution flattened) and bias, A the second moments of its inputs (a,
+1) and G those of the gradients at its outputs: Lambda vec(M) = vec(G M A), row by row. A sum of Kronecker products is
 none: products of Gaussians are solved by conjugate gradients (`kron_sum`), and their precision is projected.
 """
 
@@ -74,7 +74,7 @@ class Kron(Gaussian, stored_as="fl_lightning.gaussian.kron.Kron"):
     @classmethod
     def merged(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
         """With (G_n + gamma_G I) (x) (A_n + gamma_A I), or gamma I added to the whole if there is no gamma_G."""
-        if merging.slopes is None:
+        if merging.gradients is None:
             solved = cls._solved(
                 posteriors, weights, cls.common_damping(posteriors, weights, merging), (0.0, 0.0), merging.solver
             )
@@ -87,7 +87,7 @@ class Kron(Gaussian, stored_as="fl_lightning.gaussian.kron.Kron"):
 
     @classmethod
     def damped_posteriors(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> list[Self]:
-        if merging.slopes is None:
+        if merging.gradients is None:
             return super().damped_posteriors(posteriors, weights, merging)
         slopes, inputs = cls._factor_damping(posteriors, weights, merging)
         return [

@@ -36,18 +36,18 @@ class KronSum:
     """The operator K.
 
     Attributes:
-        slopes: G_n.
+        gradients: G_n.
         inputs: A_n.
         weights: w_n.
-        damping_slopes: g.
+        damping_gradients: g.
         damping_inputs: a.
         damping: gamma.
     """
 
-    slopes: Sequence[Tensor]
+    gradients: Sequence[Tensor]
     inputs: Sequence[Tensor]
     weights: Sequence[float]
-    damping_slopes: float
+    damping_gradients: float
     damping_inputs: float
     damping: float
 
@@ -58,9 +58,9 @@ class KronSum:
     def sum_of(self, matrices: Sequence[Tensor]) -> Tensor:
         """The sum over n with a matrix for each, as on the right side of a product of Gaussians."""
         total = torch.zeros_like(matrices[0], dtype=torch.float64)
-        for g, a, weight, matrix in zip(self.slopes, self.inputs, self.weights, matrices, strict=True):
+        for g, a, weight, matrix in zip(self.gradients, self.inputs, self.weights, matrices, strict=True):
             own = matrix.to(a.dtype)
-            left = (g @ own).add_(own, alpha=self.damping_slopes)
+            left = (g @ own).add_(own, alpha=self.damping_gradients)
             total.add_((left @ a).add_(left, alpha=self.damping_inputs), alpha=weight)
             total.add_(matrix, alpha=weight * self.damping)
         return total
@@ -89,14 +89,14 @@ class KronSum:
 
     def factored(self, right: Tensor) -> Solution:
         """[sum_n w_n G_n]^-1 R [sum_n w_n A_n]^-1, which solves K V = R if all G_n or all A_n are equal."""
-        slopes, inputs = self._mean_factors()
-        value = _solve(inputs, _solve(slopes, right).T).T
+        gradients, inputs = self._mean_factors()
+        value = _solve(inputs, _solve(gradients, right).T).T
         return Solution(value, 0, float((self.apply(value) - right).norm() / right.norm().clamp(min=1e-300)))
 
     def _mean_factors(self) -> tuple[Tensor, Tensor]:
         """The mean factors with their damping, in float64."""
         means = []
-        for factors, damping in ((self.slopes, self.damping_slopes), (self.inputs, self.damping_inputs)):
+        for factors, damping in ((self.gradients, self.damping_gradients), (self.inputs, self.damping_inputs)):
             total = torch.zeros_like(factors[0], dtype=torch.float64)
             for factor, weight in zip(factors, self.weights, strict=True):
                 total.add_(factor, alpha=weight)
@@ -107,8 +107,8 @@ class KronSum:
     def _preconditioner(self) -> Callable[[Tensor], Tensor]:
         left, right = (torch.linalg.eigh(mean)[1] for mean in self._mean_factors())
         scale = left.new_full((len(left), len(right)), self.damping)
-        for g, a, weight in zip(self.slopes, self.inputs, self.weights, strict=True):
-            rows = _diagonal_in(left, g).add_(self.damping_slopes)
+        for g, a, weight in zip(self.gradients, self.inputs, self.weights, strict=True):
+            rows = _diagonal_in(left, g).add_(self.damping_gradients)
             columns = _diagonal_in(right, a).add_(self.damping_inputs)
             scale.addr_(rows, columns, alpha=weight)
         # Directions without any precision: the right side has no share in them.

@@ -74,8 +74,8 @@ def merged(posteriors: Sequence[Form], weights: Sequence[float], merging: Mergin
     for _ in range(DOUBLINGS):
         if not _distance(found.mean, average) > reach:  # also if it is not finite
             break
-        slopes = None if merging.slopes is None else 2 * merging.slopes
-        merging = replace(merging, damping=2 * merging.damping or FIRST_DAMPING, slopes=slopes)
+        gradients = None if merging.gradients is None else 2 * merging.gradients
+        merging = replace(merging, damping=2 * merging.damping or FIRST_DAMPING, gradients=gradients)
         found = form.merged(posteriors, weights, merging)
     return found
 

@@ -25,7 +25,7 @@ class Factor(NamedTuple):
         """The factor 1, which says nothing."""
         return cls(zeros(params), zeros(params))
 
-    def slope(self, params: Params, origin: Params) -> Params:
+    def gradient(self, params: Params, origin: Params) -> Params:
         """V (theta - x_0) - v: the gradient of -log t at theta."""
 
         def one(v: Tensor, a: Tensor, p: Tensor, o: Tensor) -> Tensor:
@@ -59,17 +59,17 @@ def change(posterior: Diagonal, before: Diagonal, origin: Params) -> Factor:
     return Factor(zip_map(moment, posterior.precision, posterior.mean, before.mean, precision, origin), precision)
 
 
-def quotient(whole: Diagonal, slope: Params, precision: Params, floor: float) -> Diagonal:
+def quotient(whole: Diagonal, gradient: Params, precision: Params, floor: float) -> Diagonal:
     """The Gaussian q / t: precision C = S - V, mean mu + (V (mu - x_0) - v) / C.
 
     Args:
         whole: q, with mean mu and precision S.
-        slope: V (mu - x_0) - v, of the factor that is taken out.
+        gradient: V (mu - x_0) - v, of the factor that is taken out.
         precision: V.
         floor: What C is at least: a factor may be as precise as the whole, up to rounding or beyond.
     """
     left = zip_map(lambda s, v: (s.double() - v.double()).clamp(min=floor), whole.precision, precision)
-    centre = zip_map(lambda m, g, c: m.double() + torch.where(c > 0, g.double() / c, 0.0), whole.mean, slope, left)
+    centre = zip_map(lambda m, g, c: m.double() + torch.where(c > 0, g.double() / c, 0.0), whole.mean, gradient, left)
     return Diagonal(cast_like(centre, whole.mean), cast_like(left, whole.precision))
 
 

@@ -227,9 +227,9 @@ def _kind(first: Full, second: Full, weight: float, place: Tensor) -> str:
     hessian = torch.zeros(len(place), len(place), dtype=torch.float64)
     for gaussian, share in ((first, weight), (second, 1 - weight)):
         matrix = _precision(gaussian)
-        slope = matrix @ (place - flatten(gaussian.mean).double())
+        gradient = matrix @ (place - flatten(gaussian.mean).double())
         height = share * log_density(gaussian, place[None])[0].exp()
-        hessian += height * (torch.outer(slope, slope) - matrix)
+        hessian += height * (torch.outer(gradient, gradient) - matrix)
     values = torch.linalg.eigvalsh(hessian)
     if bool((values < 0).all()):
         return "mode"

@@ -105,7 +105,7 @@ class BayesADMM(Method, HasPosterior):
     def init(self, params: Params, num_clients: int) -> State:
         precision = zip_map(lambda p: torch.full_like(p, self.prior), params)
         flat = Factor.flat(params)
-        return State(params, precision, params, ClientMemory.blank(flat), RunningTotal.of_nobody(flat))
+        return State(params, precision, params, ClientMemory.blank(flat), RunningTotal.without_rows(flat))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         rho, duals = self._rho(cohort), [state.duals[n] for n in cohort.members]

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fl_lightning.client_state import ClientMemory, RunningTotal
 from fl_lightning.curvature.fisher import diagonal_fisher
@@ -58,15 +59,66 @@ from fl_lightning.method import (
 )
 from fl_lightning.methods.parts import ep_cavity
 from fl_lightning.methods.parts.ep_cavity import Report
-from fl_lightning.methods.parts.sgd_samples import EpochSamples
 from fl_lightning.models.task import Weights
 from fl_lightning.optimisers import usual
 from fl_lightning.optimisers.base import LocalOptimiser
-from fl_lightning.optimisers.implicit_sgd import ImplicitPenalty
 from fl_lightning.optimisers.ivon import require_own_momentum, require_settings
+from fl_lightning.optimisers.sgd import ImplicitPenalty
 from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zeros, zip_map
 from fl_lightning.penalty import Quadratic
 from fl_lightning.training import Training, require_samples_of_sgd, require_sgd
+
+
+class EpochSamples(NamedTuple):
+    """Posterior samples from SGD: the mean of the iterates of each epoch after a burn-in is one, as in FedPA.
+
+    Their mean and variance are folded up as they come (Welford), so that no sample is kept: three models in float64.
+
+    Attributes:
+        total: Sum of the iterates of the present epoch.
+        steps: Their number.
+        mean: Mean of the samples.
+        squares: Sum of their squared distances from it.
+        number: How many samples there are.
+    """
+
+    total: Params
+    steps: Tensor
+    mean: Params
+    squares: Params
+    number: Tensor
+
+    @classmethod
+    def none(cls, like: Params) -> "EpochSamples":
+        empty = zip_map(lambda value: torch.zeros_like(value, dtype=torch.float64), like)
+        zero = next(iter(empty.values())).new_zeros(())
+        return cls(empty, zero, empty, empty, zero)
+
+    def seen(self, step: Step, burn_in: int) -> "EpochSamples":
+        """After one more step."""
+        total = zip_map(lambda t, p: t + p, self.total, step.params)
+        steps = self.steps + 1
+        number = self.number + 1
+        offset = zip_map(lambda t, m: t / steps - m, total, self.mean)
+        mean = zip_map(lambda m, o: m + o / number, self.mean, offset)
+        squares = zip_map(lambda s, o: s + o.square() * (1 - 1 / number), self.squares, offset)
+        ends = torch.as_tensor(step.epoch_ends, device=steps.device)
+        counts = ends & torch.as_tensor(step.epoch >= burn_in, device=steps.device)
+
+        def chosen(condition: Tensor, new: Params, old: Params) -> Params:
+            return zip_map(lambda a, b: torch.where(condition, a, b), new, old)
+
+        return EpochSamples(
+            chosen(ends, zip_map(torch.zeros_like, total), total),
+            torch.where(ends, 0.0, steps),
+            chosen(counts, mean, self.mean),
+            chosen(counts, squares, self.squares),
+            torch.where(counts, number, self.number),
+        )
+
+    def variance(self) -> Params:
+        """The unbiased estimate; zero for fewer than two samples."""
+        return zip_map(lambda s: s / (self.number - 1).clamp(min=1), self.squares)
 
 
 class State(NamedTuple):
@@ -171,7 +223,7 @@ class EP(Method, ObservesPath, HasPosterior):
         if self.memory != "ep":
             return State(params, precision, params, (), ())
         flat = Factor.flat(params)
-        return State(params, precision, params, ClientMemory.blank(flat), RunningTotal.of_nobody(flat))
+        return State(params, precision, params, ClientMemory.blank(flat), RunningTotal.without_rows(flat))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         factors = [self._factor(state, n, share) for n, share in zip(cohort.members, cohort.shares, strict=True)]

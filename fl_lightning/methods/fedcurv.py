@@ -44,7 +44,7 @@ class Shared(NamedTuple):
     round: int
 
 
-class Own(NamedTuple):
+class ClientTerms(NamedTuple):
     """What the client remembers: its own u_n and v_n inside the sums."""
 
     fisher: Params
@@ -58,8 +58,8 @@ class State(NamedTuple):
     """
 
     params: Params
-    clients: ClientMemory[Own]
-    total: RunningTotal[Own]
+    clients: ClientMemory[ClientTerms]
+    total: RunningTotal[ClientTerms]
 
 
 class Report(NamedTuple):
@@ -157,7 +157,7 @@ class FedCurv(Method):
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
         params = average(state.params, [report.params for report in reports], cohort.weights)
         sent = {
-            n: Own(report.fisher, zip_map(torch.mul, report.fisher, report.params))
+            n: ClientTerms(report.fisher, zip_map(torch.mul, report.fisher, report.params))
             for n, report in zip(cohort.members, reports, strict=True)
         }
         # With memory of the last round a client that did not take part has zeros: it is neither part of the sums nor
@@ -185,7 +185,7 @@ class FedCurv(Method):
         return Traits(extra_passes=1, overshoot_advice=SOFTER)
 
 
-def _nothing(params: Params) -> tuple[ClientMemory[Own], RunningTotal[Own]]:
+def _nothing(params: Params) -> tuple[ClientMemory[ClientTerms], RunningTotal[ClientTerms]]:
     """The memory before anybody has sent anything, and its sum."""
-    row = Own(zeros(params), zeros(params))
-    return ClientMemory.blank(row), RunningTotal.of_nobody(row)
+    row = ClientTerms(zeros(params), zeros(params))
+    return ClientMemory.blank(row), RunningTotal.without_rows(row)

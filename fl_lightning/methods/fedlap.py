@@ -41,7 +41,7 @@ class State(NamedTuple):
     total: RunningTotal[Params]
 
 
-class Own(NamedTuple):
+class ClientTerms(NamedTuple):
     """The client's share v_n, and delta / m_n."""
 
     share: Params
@@ -78,15 +78,15 @@ class FedLap(Method):
 
     def init(self, params: Params, num_clients: int) -> State:
         nothing = zeros(params)
-        return State(params, dict(params), ClientMemory.blank(nothing), RunningTotal.of_nobody(nothing))
+        return State(params, dict(params), ClientMemory.blank(nothing), RunningTotal.without_rows(nothing))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         device = next(iter(state.params.values())).device
         stiffness = torch.tensor(self._stiffness(cohort), dtype=torch.float64, device=device)
-        return Context(state.params, own=Own(state.clients.stacked(cohort.members), stiffness))
+        return Context(state.params, own=ClientTerms(state.clients.stacked(cohort.members), stiffness))
 
     def penalty(self, context: Context) -> Penalty:
-        own: Own = context.own
+        own: ClientTerms = context.own
         centre = zip_map(torch.sub, context.start, own.share)
         return Quadratic(centre, zip_map(lambda c: own.stiffness.to(c.dtype).expand_as(c), centre))
 

@@ -119,8 +119,8 @@ class FedNova(Method):
             return State(average(state.params, models, shares, rate=total), {})
         start, lr = zip_map(Tensor.double, state.params), cohort.training.lr
         # With lr 0 the models have not moved, and the quotient is 0 in the limit.
-        slope = zip_map(lambda x, new: (x - new) / (lr or 1.0), start, average(start, models, shares, rate=total))
-        return State(*momentum_step(state.params, state.velocity, slope, self.server_momentum, lr))
+        gradient = zip_map(lambda x, new: (x - new) / (lr or 1.0), start, average(start, models, shares, rate=total))
+        return State(*momentum_step(state.params, state.velocity, gradient, self.server_momentum, lr))
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

@@ -102,8 +102,8 @@ class FedOpt(Method):
             return State(average(state.params, models, cohort.weights, self.server_lr), {}, {})
         update = mean_update(state.params, models, cohort.weights)
         if not self._adapts:
-            slope = zip_map(torch.neg, update)
-            moved = momentum_step(state.params, state.velocity, slope, self.server_momentum, self.server_lr)
+            gradient = zip_map(torch.neg, update)
+            moved = momentum_step(state.params, state.velocity, gradient, self.server_momentum, self.server_lr)
             return State(*moved, {})
         beta = self.server_momentum
         mean = zip_map(lambda m, new: m.double() * beta + new * (1 - beta), state.velocity, update) if beta else update

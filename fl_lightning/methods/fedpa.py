@@ -156,8 +156,8 @@ class FedPA(Method, ObservesPath):
         models, weights = _finite(reports, cohort.weights)
         if not self.server_momentum:
             return State(average(state.params, models, weights, self.server_lr), state.velocity)
-        slope = zip_map(torch.neg, mean_update(state.params, models, weights))
-        return State(*momentum_step(state.params, state.velocity, slope, self.server_momentum, self.server_lr))
+        gradient = zip_map(torch.neg, mean_update(state.params, models, weights))
+        return State(*momentum_step(state.params, state.velocity, gradient, self.server_momentum, self.server_lr))
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

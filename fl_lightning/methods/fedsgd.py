@@ -67,6 +67,6 @@ class FedSGD(Method, ObservesPath, FixesTraining):
         return Report(grad)
 
     def aggregate(self, state: State, cohort: Cohort, reports: Sequence[Report]) -> State:
-        slope = weighted_sum((report.grad for report in reports), cohort.weights)
+        gradient = weighted_sum((report.grad for report in reports), cohort.weights)
         lr = cohort.training.lr
-        return State(zip_map(lambda p, g: p.double().sub(g, alpha=lr).to(p.dtype), state.params, slope))
+        return State(zip_map(lambda p, g: p.double().sub(g, alpha=lr).to(p.dtype), state.params, gradient))

@@ -35,9 +35,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 
 from fl_lightning.curvature import full
-from fl_lightning.curvature.fisher import FisherKind, fisher_at_end
+from fl_lightning.curvature.fisher import FisherKind, accumulate, fisher_at_end
 from fl_lightning.curvature.full import EigenOrder, as_diagonal
-from fl_lightning.curvature.online_fisher import accumulate
 from fl_lightning.errors import require
 from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.gaussian.damping import Merging

@@ -32,7 +32,7 @@ C the Hessian of softmax regression, or the Gauss-Newton matrix of another netwo
     (sum_n p_n Lambda_n + gamma I) mu_S = sum_n p_n (Lambda_n + gamma I) mu_n
 
 With `inputs` and `kron`, a layer's weight and bias M = [W, b] have the precision I (x) A_n or G_n (x) A_n, with A_n the
-second moments of the layer's inputs (a, 1) and G_n those of the slopes at its outputs; the server solves
+second moments of the layer's inputs (a, 1) and G_n those of the gradients at its outputs; the server solves
 
     sum_n p_n (G_n + gamma_G I) M_S (A_n + gamma_A I) = sum_n p_n (G_n + gamma_G I) M_n (A_n + gamma_A I)
 
@@ -59,9 +59,10 @@ With `trust`, the damping of a layer (or of all parameters, if the form knows no
 
 as far as all clients together have moved: in directions in which the precisions are small, a product may go farther.
 
-With `backtracking`, a client whose J_n has risen goes back towards mu_S until it has not (`backtracking.py`).
+With `backtracking`, a client whose J_n has risen goes back towards mu_S until it has not (`backtracked`).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,7 +73,7 @@ from torch import Tensor
 
 from fl_lightning.curvature.fisher import FisherKind
 from fl_lightning.curvature.full import EigenOrder
-from fl_lightning.errors import require
+from fl_lightning.errors import Diverged, require
 from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.gaussian.damping import Merging, Projection, Solver
 from fl_lightning.gaussian.diagnostics import diagnostics
@@ -91,14 +92,60 @@ from fl_lightning.method import (
     Traits,
 )
 from fl_lightning.methods.parts import control_variates
-from fl_lightning.methods.parts.backtracking import backtracked, require_no_running_statistics
 from fl_lightning.methods.parts.control_variates import ControlVariates, Path
 from fl_lightning.methods.parts.curvature_form import FirstLayer, Form, Measuring, Rest
 from fl_lightning.methods.parts.forms_by_name import FORMS, FormName, require_suitable
-from fl_lightning.models.task import Task
+from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import Params, average, zeros, zip_map
 from fl_lightning.penalty import SOFTER, Detached, Linear, Penalty, Sum
 from fl_lightning.training import Training
+
+# Shorter steps than 1/64 are none.
+HALVINGS = 6
+
+
+def require_no_running_statistics(who: str, task: Task) -> None:
+    """Raise `UserError` for networks whose loss at a model depends on how training has come there."""
+    require(
+        all(getattr(module, "running_mean", None) is None for module in task.model.modules()),
+        f"{who} compares losses along the way and expected a network without running statistics, got one with "
+        "BatchNorm; leave it out, or use a model with GroupNorm or without normalisation",
+    )
+
+
+def backtracked(local: Local, start: Params, penalty: Penalty | None) -> Params:
+    """The client's model, nearer to `start` by halves until it is no worse than that.
+
+        y_n <- x + s (y_n - x),   s the largest of 1, 1/2, 1/4, ... with J_n(x + s (y_n - x)) <= J_n(x)
+
+    J_n is what the client has trained on: the mean loss of all its samples, in evaluation mode and without
+    augmentation, and its penalty. With a cavity's correction added the last steps of a round may leave a client far
+    up: the others' pull does not end where its own loss saturates. A client that goes downhill, as on a quadratic loss,
+    is left as it is. Running statistics, as BatchNorm has, belong to one end of the way: such networks are refused.
+
+    Raises:
+        Diverged: If the shortest step, or the start itself, has no loss: the next round would begin where this one did.
+    """
+    most = reached = _objective(local, start, penalty)
+    for halving in range(HALVINGS + 1):
+        params = local.params if halving == 0 else _between(start, local.params, 0.5**halving)
+        reached = _objective(local, params, penalty)
+        if reached <= most:  # never, if it is not a number
+            return params
+    if math.isnan(most) or not math.isfinite(reached):
+        raise Diverged(local.plan.round, local.client)
+    return start
+
+
+def _between(start: Params, end: Params, share: float) -> Params:
+    return zip_map(lambda x, y: (x.double() + share * (y.double() - x.double())).to(x.dtype), start, end)
+
+
+def _objective(local: Local, params: Params, penalty: Penalty | None) -> float:
+    task, weights = local.task, Weights(params, local.buffers)
+    with task.evaluating():
+        total = sum(float(task.loss(weights, x, y)) * len(y) for x, y in local.data.blocks())
+    return total / len(local.data) + (0.0 if penalty is None else float(penalty.value(params)))
 
 
 class State(NamedTuple):
@@ -363,7 +410,7 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
             relative=self.damping_mode == "relative",
             everywhere=self.damping_place == "both",
             trust=self.trust,
-            slopes=self.damping_slopes,
+            gradients=self.damping_slopes,
             solver=self.solver,
             projection=self.projection,
         )

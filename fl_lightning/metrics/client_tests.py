@@ -23,7 +23,7 @@ ScoreAt = Callable[[Task, Weights, Dataset, Any], Score]
 WORST = 0.1
 
 
-def own_score(task: Task, model: Weights, dataset: Dataset, client: int, score_at: ScoreAt) -> Score | None:
+def client_score(task: Task, model: Weights, dataset: Dataset, client: int, score_at: ScoreAt) -> Score | None:
     """A model on the test set of a client; None if it has none."""
     places = dataset.client_tests[client] if dataset.client_tests is not None else ()
     return score_at(task, model, dataset, places) if len(places) else None
@@ -36,9 +36,9 @@ def measure(
     if dataset.client_tests is None:
         return {}, {}
     start = Weights(record.before.state.params, record.before.buffers)
-    before = [own_score(task, start, dataset, n, score_at) for n in record.cohort.members]
+    before = [client_score(task, start, dataset, n, score_at) for n in record.cohort.members]
     after = [
-        result.own or own_score(task, Weights(result.local.params, result.local.buffers), dataset, n, score_at)
+        result.own or client_score(task, Weights(result.local.params, result.local.buffers), dataset, n, score_at)
         for n, result in zip(record.cohort.members, record.clients, strict=True)
     ]
     numbers: dict[str, float] = {}

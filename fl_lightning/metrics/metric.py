@@ -19,6 +19,8 @@ Predictive = Literal["map", "temperature", "probit", "glm_mc", "nn", "ensemble"]
 KINDS: tuple[str, ...] = get_args(Predictive)
 # What is said of the posterior itself.
 POSTERIOR = "posterior"
+# How often that of a run was measured.
+TIMES = "posterior/times_measured"
 # In every round; in rounds that evaluation.every names; of every kind of prediction after the final round.
 Due = Literal["always", "measured", "final"]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.errors import require
-from fl_lightning.federation import Federation, cohort_size
+from fl_lightning.federation import cohort_size
 from fl_lightning.gaussian import ridge
 from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.gaussian.diagonal import Diagonal
@@ -32,6 +32,7 @@ from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import Params, flatten
 from fl_lightning.record import RoundRecord
 from fl_lightning.system.atomic import write_atomically
+from fl_lightning.training import Federation
 
 FILE = "laplace.npz"
 PICTURE = 1000

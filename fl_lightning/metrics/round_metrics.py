@@ -24,8 +24,8 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.partition import subset_indices
 from fl_lightning.engines.returned import diagnosed
 from fl_lightning.method import Method, task_of
+from fl_lightning.metrics.client_tests import client_score
 from fl_lightning.metrics.client_tests import measure as measure_personal
-from fl_lightning.metrics.client_tests import own_score
 from fl_lightning.metrics.metric import GA, LA, METRICS, Measurement, is_final
 from fl_lightning.metrics.reference import Reference
 from fl_lightning.metrics.settings import Evaluation
@@ -144,7 +144,7 @@ class ClientEvaluator:
         models = [Weights(client.local.params, client.local.buffers) for client in clients]
         dataset = clients[0].local.data.dataset
         evaluated = [
-            client._replace(own=own_score(self.task, model, dataset, client.local.client, score_at))
+            client._replace(own=client_score(self.task, model, dataset, client.local.client, score_at))
             for client, model in zip(clients, models, strict=True)
         ]
         if not self.evaluation.local:
@@ -230,7 +230,7 @@ def _quality(
     personal, clients_further = measure_personal(task, dataset, record, score_at)
     further = _validation(task, server, dataset) | personal
     taken = {*metrics, *further, *ALWAYS}
-    for name, number in _own_metrics(task, server, dataset).items():
+    for name, number in _user_metrics(task, server, dataset).items():
         further[f"own_{name}" if name in taken or is_final(name) else name] = number
     if reference is not None:
         distances = _distances(reference, server, record, evaluation)
@@ -306,7 +306,7 @@ def _distances(reference: Reference, server: Weights, record: RoundRecord, evalu
     return reference.distances([server.params, *(result.local.params for result in record.clients)])
 
 
-def _own_metrics(task: Task, server: Weights, dataset: Dataset) -> dict[str, float]:
+def _user_metrics(task: Task, server: Weights, dataset: Dataset) -> dict[str, float]:
     """What the evaluation of a LightningModule logs of the server's model."""
     if task.step is None:
         return {}
@@ -317,7 +317,7 @@ def _own_metrics(task: Task, server: Weights, dataset: Dataset) -> dict[str, flo
         return task.step.metrics({**server.params, **server.buffers}, batches)
 
 
-def own_metrics_of(task: Task, dataset: Dataset) -> frozenset[str]:
+def user_metrics_of(task: Task, dataset: Dataset) -> frozenset[str]:
     """The names of what a LightningModule's evaluation logs, tried out before training on a few test samples.
 
     Raises:

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from fl_lightning.errors import UserError, require
 from fl_lightning.params import Params
-from fl_lightning.system.metric_names import metric_name
+from fl_lightning.system.text import metric_name
 
 # What a module does with a batch.
 STEPS = ("training_step", "test_step", "validation_step")
@@ -32,16 +32,16 @@ HOOKS = (
 )
 
 
-def own_step(module: nn.Module) -> "OwnStep | None":
+def user_step(module: nn.Module) -> "UserStep | None":
     """What a LightningModule does by itself; None of a plain network, or of one without a `training_step`."""
     cls: Any = type(module)
     base = _lightning_base(cls)
     if base is None or cls.training_step is base.training_step:
         return None
-    return OwnStep(module, base)
+    return UserStep(module, base)
 
 
-class OwnStep:
+class UserStep:
     """The training step of a LightningModule, and its optimiser.
 
     Args:
@@ -240,7 +240,7 @@ class _Logs:
 class _Steps(nn.Module):
     """A module whose forward is one of the user's steps, as torch.func wants it."""
 
-    def __init__(self, step: OwnStep) -> None:
+    def __init__(self, step: UserStep) -> None:
         super().__init__()
         self.module = step.module
         self._called = step._called
@@ -254,16 +254,16 @@ class _NoTrainer:
     """Stands where Lightning puts the Trainer."""
 
     def __init__(self, name: str, evaluated: str, facts: Mapping[str, Any]) -> None:
-        self._name, self._judged = name, evaluated
+        self._name, self._evaluated = name, evaluated
         vars(self).update(facts)
 
     def __getattr__(self, asked: str) -> Any:
         if asked.startswith("__"):  # how Python looks for abilities, such as to be copied
             raise AttributeError(asked)
-        if self._judged:
+        if self._evaluated:
             raise UserError(
-                f"{self._judged} asks its Trainer for {asked}, but the aggregated model is judged after a round, when "
-                "no Trainer is at work; log there only what follows from weights and batch"
+                f"{self._evaluated} asks its Trainer for {asked}, but the aggregated model is judged after a round, "
+                "when no Trainer is at work; log there only what follows from weights and batch"
             )
         raise UserError(
             f"{self._name} asks its Trainer for {asked} while it trains, so that its step is no function of parameters "

@@ -12,10 +12,9 @@ from torch.func import functional_call, grad
 from fl_lightning import streams
 from fl_lightning.errors import require
 from fl_lightning.models.inputs import Inputs, arguments, shown
-from fl_lightning.models.lightning_module import own_step
+from fl_lightning.models.lightning_module import user_step
 from fl_lightning.models.likelihoods.base import Likelihood
-from fl_lightning.models.likelihoods.classification import Classification
-from fl_lightning.models.likelihoods.custom_loss import as_likelihood
+from fl_lightning.models.likelihoods.classification import Classification, as_likelihood
 from fl_lightning.params import Params
 
 
@@ -72,7 +71,7 @@ class Task:
         self.model = model
         self.likelihood = as_likelihood(likelihood)
         self.mixed = mixed
-        self.step = own_step(model)
+        self.step = user_step(model)
         self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
         self.initial = self.weights()
         self._networks: dict[Hashable, Task] = {}

@@ -8,7 +8,7 @@ from fl_lightning.loop import Problem, initial
 from fl_lightning.method import HasEnsemble, task_of
 from fl_lightning.metrics import ridge_scan
 from fl_lightning.metrics.metric import Measurement
-from fl_lightning.metrics.round_metrics import ClientEvaluator, measure, own_metrics_of
+from fl_lightning.metrics.round_metrics import ClientEvaluator, measure, user_metrics_of
 from fl_lightning.metrics.uncertainty.posterior import Member
 from fl_lightning.models.task import Weights
 from fl_lightning.record import RoundRecord, Snapshot
@@ -29,7 +29,7 @@ class Evaluator:
 
     Attributes:
         start: The server before round 1.
-        own_metrics: The names of metrics that the model measures itself.
+        user_metrics: The names of metrics that the model measures itself.
     """
 
     def __init__(self, config: RunConfig, problem: Problem, folder: Path) -> None:
@@ -37,7 +37,7 @@ class Evaluator:
         self._problem = problem._replace(task=task_of(config.method, problem.task))
         task, dataset, clients = self._problem.task, problem.dataset, problem.clients
         self.start = initial(config.method, task, len(clients), dataset)
-        self.own_metrics = own_metrics_of(task, dataset)
+        self.user_metrics = user_metrics_of(task, dataset)
         self._reference = load_reference(config.probe, task, dataset, clients)
         ridge_scan.check(config.probe, config.federation, sizes_of(clients))
         if config.uncertainty.final_round:
@@ -69,7 +69,7 @@ class Evaluator:
         task, dataset, clients, holdout, *_ = self._problem
         own = None
         if self._config.uncertainty.source != "final_round":
-            own = final_round.kept_by_method(self._config, now, clients)
+            own = final_round.posterior_of_method(self._config, now, clients)
         return Situation(task, dataset, clients, holdout, Weights(now.state.params, now.buffers), members, own)
 
     def _members(self, record: RoundRecord) -> list[Member]:

@@ -20,7 +20,7 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.shares import sizes_of
 from fl_lightning.errors import require
 from fl_lightning.method import HasPosterior, MethodPosterior, adapted
-from fl_lightning.metrics.metric import is_final
+from fl_lightning.metrics.metric import TIMES, is_final
 from fl_lightning.metrics.uncertainty import (
     method_posterior,
     ood_inputs,
@@ -35,9 +35,8 @@ from fl_lightning.models.inputs import Inputs, part
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.record import Snapshot
 from fl_lightning.runs.config.run_config import RunConfig
-from fl_lightning.runs.tracking.sync import TIMES
 from fl_lightning.system.atomic import write_atomically
-from fl_lightning.system.metric_names import metric_name
+from fl_lightning.system.text import metric_name
 
 ARRAYS = "uncertainty.npz"
 PICTURE = "uncertainty.png"
@@ -67,7 +66,7 @@ class Situation(NamedTuple):
     own: MethodPosterior | None = None
 
 
-def kept_by_method(config: RunConfig, now: Snapshot, clients: Sequence[Tensor]) -> MethodPosterior | None:
+def posterior_of_method(config: RunConfig, now: Snapshot, clients: Sequence[Tensor]) -> MethodPosterior | None:
     """The posterior that the method itself keeps after a round, if it keeps any."""
     if not isinstance(config.method, HasPosterior):
         return None

@@ -199,7 +199,7 @@ def _situation(folder: Path, problem: Problem, config: RunConfig) -> Situation:
     weights = saved_model.read(folder, problem.task)
     own = None
     if config.uncertainty.source != "final_round":
-        own = final_round.kept_by_method(config, _snapshot(folder, problem), problem.clients)
+        own = final_round.posterior_of_method(config, _snapshot(folder, problem), problem.clients)
     return Situation(problem.task, problem.dataset, problem.clients, problem.holdout, weights, members, own)
 
 

@@ -1,22 +1,27 @@
 """A configuration made real: its data, who holds which of them, and the model; the only place that builds them."""
 
+import inspect
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fl_lightning.data.client_test_sets import own_tests
+from fl_lightning import discovery, streams
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.feature_skew import skew
+from fl_lightning.data.model_checks import UNFIT, in_words, reason
 from fl_lightning.data.partition import (
     check_divisible,
     counted,
     divide,
     held_out,
-    kept_classes,
+    remaining_classes,
     subset_indices,
     validating,
 )
-from fl_lightning.data.shares import Shares
+from fl_lightning.data.shares import Shares, client_test_sets
+from fl_lightning.errors import UserError, require
 from fl_lightning.loop import Problem
+from fl_lightning.models.task import Task
+from fl_lightning.runs.config.compute import Compute, Model
 from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.saved_model import start_from
 from fl_lightning.system.plugins import wrong
@@ -51,7 +56,7 @@ def problem_of(config: RunConfig) -> Problem:
     dataset = _as_used(config, skew(dataset, division.held, counted(config.split, dataset.owners), config.seed))
     if division.tests is not None:
         dataset = replace(dataset, client_tests=division.tests)
-    task = config.model.build(dataset, config.seed, config.compute)
+    task = build_task(config.model, dataset, config.seed, config.compute)
     if config.federation.start is not None:
         start_from(config.federation.start, config.method, task)
     return Problem(task, dataset, division.clients, holdout, config.seed)
@@ -63,7 +68,7 @@ def divided(config: RunConfig, dataset: Dataset) -> Division:
     held = divide(dataset.strata, config.split, config.seed, dataset.owners)
     if not config.split.client_test:
         return Division(held, held, None)
-    return Division(held, *own_tests(dataset.strata, held, config.split.client_test, config.seed))
+    return Division(held, *client_test_sets(dataset.strata, held, config.split.client_test, config.seed))
 
 
 def _as_used(config: RunConfig, dataset: Dataset) -> Dataset:
@@ -72,7 +77,52 @@ def _as_used(config: RunConfig, dataset: Dataset) -> Dataset:
     if split.validation > 0:
         dataset = replace(dataset, validation=validating(dataset.strata, split, config.seed))
     if split.drop_classes:
-        dataset = dataset.tested_on(kept_classes(dataset.test_y, split))
+        dataset = dataset.tested_on(remaining_classes(dataset.test_y, split))
     if split.test_subset < 1:
         dataset = dataset.tested_on(subset_indices(dataset.test_strata, split.test_subset))
     return dataset
+
+
+def build_task(model: Model, dataset: Dataset, seed: int, compute: Compute) -> Task:
+    """The task, with initial weights that depend on the seed alone."""
+    mixed = compute.mixed  # before anything is computed in this process
+    cls = discovery.find("models", model.name)
+    positional, named = _of_data(model.name, cls, dataset)
+    try:
+        with streams.global_noise(seed, "weights"):  # drawn in float32 on the CPU: the same for every device
+            network = cls(*positional, **named, **model.options)
+    except UNFIT as error:
+        raise UserError(
+            f"the model {model.name} cannot be made for {in_words(dataset)} and {dataset.num_classes} outputs "
+            f"({reason(error)}); use another --model, or correct it"
+        ) from error
+    network = network.to(compute.torch_device, compute.dtype)
+    return Task.of(network, likelihood=dataset.likelihood, mixed=mixed)
+
+
+def _of_data(name: str, cls: type[Any], dataset: Dataset) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model's constructor learns of the data: its arguments without a default, or those it takes as `*args`.
+
+    Two of them are the shape of an input and the number of classes, whatever they are called; a LightningModule that
+    was written for one problem has none. `vocabulary` and `per_token` are asked for by those that read tokens.
+
+    Raises:
+        UserError: If the constructor asks for anything else, or for tokens where there are none.
+    """
+    known = inspect.signature(cls).parameters.values()
+    sizes = (dataset.shape, dataset.num_classes)
+    asked = [one for one in known if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    of_tokens = [one.name for one in asked if one.name in ("vocabulary", "per_token")]
+    of_sizes = [one.name for one in asked if one.name not in of_tokens]
+    if not asked and any(one.kind is one.VAR_POSITIONAL for one in known):
+        return sizes, {}
+    require(
+        len(of_sizes) in (0, 2),
+        f"the model {name} must take (shape, num_classes), or have defaults for all its arguments, got "
+        f"({', '.join(of_sizes)}); give the others defaults, so that they become settings",
+    )
+    tokens = dataset.num_tokens if of_tokens else None
+    if of_tokens and tokens is None:
+        raise UserError(f"the model {name} reads tokens (whole numbers), got {in_words(dataset)}; use --model mlp")
+    offered = {"vocabulary": tokens, "per_token": dataset.likelihood.task == "tokens"}
+    return sizes if of_sizes else (), {key: offered[key] for key in of_tokens}

@@ -1,10 +1,16 @@
 """The devices of this machine, whichever maker's they are: what torch says of its accelerator."""
 
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import torch
 
 from fl_lightning.errors import UserError, require
+from fl_lightning.system import activity
 
 # Sums over clients are formed in float64, which these lack.
 WITHOUT_FLOAT64 = frozenset({"mps"})
@@ -76,3 +82,37 @@ def product_name(device: torch.device) -> str:
     """What the maker calls an accelerator."""
     ask = getattr(torch.get_device_module(device), "get_device_name", None)
     return device.type if ask is None else str(ask(device))
+
+
+# What is asked and set so that processors without working matrix tiles (AMX) do not use them.
+CPUS = Path("/proc/cpuinfo")
+TILES_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+WITHOUT_TILES = "AVX512_CORE_FP16"  # oneDNN's name for all that comes before them
+PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); (x @ x).sum().item()"
+
+
+@cache
+def avoid_broken_tiles() -> None:
+    """Let oneDNN do without matrix tiles (AMX), here and in later processes, where a trial dies of them.
+
+    Virtual machines may announce tiles without what belongs to them. The first product of bfloat16 numbers then ends
+    the process with SIGILL, without a word. oneDNN can do without, but must know before its first product.
+
+    Where somebody has set the variable already, or no tiles are announced, nothing is tried.
+    """
+    if TILES_VARIABLE not in os.environ and _announced() and not _survives(PRODUCT):
+        os.environ[TILES_VARIABLE] = WITHOUT_TILES
+        activity.note("this CPU announces matrix tiles (AMX) but cannot use them; bfloat16 is computed without them")
+
+
+def _announced() -> bool:
+    try:
+        return "amx_tile" in CPUS.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # no Linux
+        return False
+
+
+def _survives(program: str) -> bool:
+    """Whether Python runs it to its end, and is not killed; a program that fails in other ways has survived."""
+    quiet = subprocess.DEVNULL
+    return subprocess.run([sys.executable, "-c", program], stdout=quiet, stderr=quiet, check=False).returncode >= 0

@@ -28,6 +28,11 @@ def require_room(what: str, needed: int, device: torch.device, remedy: str) -> N
     )
 
 
+def require_room_for_data(what: str, needed: int) -> None:
+    """Refuse to hold so many bytes of samples where this machine has fewer left."""
+    require_room(what, needed, torch.device("cpu"), "use fewer or smaller samples, or a machine with more")
+
+
 def in_words(number: float) -> str:
     """A number of bytes as one would say it.
 

@@ -49,9 +49,9 @@ def _report(title: str, checks: Sequence[Check]) -> int:
     """Print one line per check; 1 if a promise is broken."""
     print(title)
     outcomes = [outcome_of(check) for check in checks]
-    told: dict[str, str] = {}
+    seen: dict[str, str] = {}
     for name, status, message in outcomes:
-        first = told.setdefault(message, name)
+        first = seen.setdefault(message, name)
         said = message if first == name else f"as {first}"  # a hook that fails breaks many promises
         print(f"  {status:<8} {name}" + (f": {said}" if message else ""))
     counts = {kind: sum(o.status == kind for o in outcomes) for kind in ("kept", "refused", "broken")}

@@ -11,14 +11,13 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.base import Engine
 from fl_lightning.engines.functional import Functional
 from fl_lightning.errors import PluginError
-from fl_lightning.federation import Federation
 from fl_lightning.loop import Problem, federate
 from fl_lightning.method import Method
 from fl_lightning.models.task import Task
 from fl_lightning.params import Params, flatten
 from fl_lightning.record import RoundRecord, Snapshot
 from fl_lightning.testing.checks import Broken
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 
 
 class Case(NamedTuple):

@@ -12,13 +12,12 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.federation import Federation
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.models.task import Task
 from fl_lightning.params import Params
 from fl_lightning.testing.cases import Case, equal_bits, final, largest_difference
 from fl_lightning.testing.checks import Check, expect, explained, insist
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 
 # Gray images of MNIST's size and colour images of CIFAR's, with the numbers of classes that go with them.
 PROBLEMS: tuple[tuple[tuple[int, ...], int], ...] = (((1, 28, 28), 10), ((3, 32, 32), 100))

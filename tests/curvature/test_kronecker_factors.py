@@ -92,10 +92,10 @@ def test_factors_equal_loops_over_samples_and_places(name, kind):
     found = factors(task, task.initial, client(), kind)
     expected = brute_force(task, X, Y, kind)
     assert found.rest == ()
-    assert found.inputs.keys() == found.slopes.keys() == expected.keys()
+    assert found.inputs.keys() == found.gradients.keys() == expected.keys()
     for key, (a, g) in expected.items():
         assert torch.allclose(found.inputs[key], a, atol=1e-12)
-        assert torch.allclose(found.slopes[key], g, atol=1e-14)
+        assert torch.allclose(found.gradients[key], g, atol=1e-14)
 
 
 def joint_order(weight, bias):
@@ -120,7 +120,7 @@ def test_of_one_sample_the_product_is_the_gauss_newton_block(name):
         size = weight.numel() + (0 if bias is None else bias.numel())
         block = matrix[offset : offset + size, offset : offset + size]
         order = torch.tensor(joint_order(weight, bias))
-        assert torch.allclose(torch.kron(found.slopes[key], found.inputs[key]), block[order][:, order], atol=1e-14)
+        assert torch.allclose(torch.kron(found.gradients[key], found.inputs[key]), block[order][:, order], atol=1e-14)
         offset += size
     assert offset == len(matrix)
 
@@ -138,7 +138,7 @@ def test_neither_the_order_of_samples_nor_blocks_change_anything(kind):
         for mine, theirs in zip(whole[:2], other[:2], strict=True):
             assert mine.keys() == theirs.keys()
             assert all(torch.allclose(mine[key], theirs[key], rtol=0, atol=1e-12) for key in mine)
-    assert (whole.slopes == {}) == (kind is None)
+    assert (whole.gradients == {}) == (kind is None)
 
 
 def test_small_blocks_of_patches_change_nothing(monkeypatch):
@@ -158,15 +158,17 @@ def test_a_kernel_of_the_size_of_the_image_is_a_linear_layer():
     one, two = (factors(Task(model), Task(model).initial, client()) for model in (convolution, linear))
     for first, second in (("0.weight", "1.weight"), ("3.weight", "3.weight")):
         assert torch.allclose(one.inputs[first], two.inputs[second], atol=1e-12)
-        assert torch.allclose(one.slopes[first], two.slopes[second], atol=1e-14)
+        assert torch.allclose(one.gradients[first], two.gradients[second], atol=1e-14)
 
 
 @pytest.mark.slow
 def test_drawn_labels_are_right_in_the_mean():
     """G of drawn labels is that of all labels in expectation: 2,000 passes within five standard errors."""
     task = task_of(PLAIN["linear"])
-    exact = factors(task, task.initial, client()).slopes
-    draws = [factors(task, task.initial, client(), "sampled", streams.generator(i, "test")).slopes for i in range(2000)]
+    exact = factors(task, task.initial, client()).gradients
+    draws = [
+        factors(task, task.initial, client(), "sampled", streams.generator(i, "test")).gradients for i in range(2000)
+    ]
     for key, expected in exact.items():
         values = torch.stack([draw[key] for draw in draws])
         error = values.std(0) / len(draws) ** 0.5
@@ -176,7 +178,7 @@ def test_drawn_labels_are_right_in_the_mean():
 def test_the_same_stream_draws_the_same_labels():
     task = task_of(PLAIN["linear"])
     one, two, other = (
-        factors(task, task.initial, client(), "sampled", streams.generator(seed, "test")).slopes["3.weight"]
+        factors(task, task.initial, client(), "sampled", streams.generator(seed, "test")).gradients["3.weight"]
         for seed in (0, 0, 1)
     )
     assert torch.equal(one, two)
@@ -239,7 +241,7 @@ def test_a_mixed_network_says_which_parameters_are_of_plain_layers():
     assert found.rest == recording.rest
     for key in found.inputs:
         assert torch.allclose(found.inputs[key], expected[key][0], atol=1e-12)
-        assert torch.allclose(found.slopes[key], expected[key][1], atol=1e-14)
+        assert torch.allclose(found.gradients[key], expected[key][1], atol=1e-14)
 
 
 PLAIN_OF_ODD = {

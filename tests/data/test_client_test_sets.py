@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from fl_lightning.data.client_test_sets import own_tests
 from fl_lightning.data.partition import Split, counted, divide
-from fl_lightning.data.shares import Shares
+from fl_lightning.data.shares import Shares, client_test_sets
 from fl_lightning.errors import UserError
 from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.problem import problem_of
@@ -16,7 +15,7 @@ LABELS = torch.arange(500) % 7
 def split_off(share, seed=0, clients=9, alpha=0.3):
     split = Split(clients=clients, alpha=alpha, client_test=share)
     whole = divide(LABELS, split, seed)
-    return whole, *own_tests(LABELS, whole, split.client_test, seed)
+    return whole, *client_test_sets(LABELS, whole, split.client_test, seed)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.99])
@@ -41,7 +40,7 @@ def test_each_class_has_its_share_up_to_one_sample():
 def test_it_is_drawn_by_the_seed_and_every_sample_has_its_turn():
     assert torch.equal(split_off(0.2)[2].places, split_off(0.2)[2].places)
     one = Shares(torch.arange(20), [20])
-    drawn = [own_tests(LABELS, one, 0.25, seed)[1][0] for seed in range(400)]
+    drawn = [client_test_sets(LABELS, one, 0.25, seed)[1][0] for seed in range(400)]
     counts = torch.cat(drawn).bincount(minlength=20)
     assert len({tuple(places.tolist()) for places in drawn}) > 100
     assert ((counts - 100).abs() < 50).all()  # binomial(400, 1/4): five standard deviations are 43
@@ -49,13 +48,13 @@ def test_it_is_drawn_by_the_seed_and_every_sample_has_its_turn():
 
 def test_clients_with_one_sample_or_none_have_no_test_set():
     shares = Shares(torch.arange(12), [1, 0, 11])
-    train, test = own_tests(LABELS, shares, 0.5, 0)
+    train, test = client_test_sets(LABELS, shares, 0.5, 0)
     assert (tuple(train.sizes), tuple(test.sizes)) == ((1, 0, 5), (0, 0, 6))
 
 
 def test_refusals():
     with pytest.raises(UserError, match=r"client_test 0.01 leaves nobody a test sample: the largest client has 20"):
-        own_tests(LABELS, Shares(torch.arange(20), [20]), 0.01, 0)
+        client_test_sets(LABELS, Shares(torch.arange(20), [20]), 0.01, 0)
     for share in (-0.1, 1.0):
         with pytest.raises(UserError, match=r"data.client_test must be >= 0 and < 1"):
             Split(client_test=share)

@@ -11,10 +11,10 @@ from fl_lightning import Uncertainty, configure, experiment
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.metrics.round_metrics import measure, own_metrics_of
+from fl_lightning.metrics.round_metrics import measure, user_metrics_of
 from fl_lightning.models.task import Task
 from fl_lightning.runs.load import measure_posterior
-from fl_lightning.system.metric_names import metric_name
+from fl_lightning.system.text import metric_name
 from fl_lightning.testing.cases import network, ragged
 
 PLUGIN = '''
@@ -113,7 +113,7 @@ class Asking(pl.LightningModule):
 def judged(module, engine=None):
     case = ragged()._replace(model=module.double()).changed(rounds=1)
     task = Task.of(case.model)
-    tried = own_metrics_of(task, case.dataset)
+    tried = user_metrics_of(task, case.dataset)
     assert not module.seen
     record = case.go_on(FedAvg(), task=task, engine=engine or Lightning())[-1]
     return tried, measure(FedAvg(), task, case.dataset, record).metrics

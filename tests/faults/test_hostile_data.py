@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fl_lightning.data.readers import assemble, bounds
+from fl_lightning.data.readers import assemble
 from fl_lightning.data.sources.arrays import Arrays
 from fl_lightning.data.sources.cifar10 import Cifar10
 from fl_lightning.data.sources.images import Images
@@ -106,17 +106,6 @@ def test_images_scaled_beyond_memory(tmp_path, little_memory):
         for number in range(3):
             Image.new("L", (4, 4)).save(tmp_path / name / f"{number}.png")
     assert "images of 1000000x1000000 pixels would take" in refused(Images(path=str(tmp_path), size=10**6).load)
-
-
-@pytest.mark.parametrize("size", [0, 99, 100, 101, 5000])
-def test_a_bounded_file_reads_up_to_its_limit(size):
-    content = bytes(range(256)) * 20
-    for read in (lambda file: file.read(), lambda file: b"".join(iter(lambda: file.read(7), b""))):
-        file = bounds.Bounded(io.BytesIO(content[:size]), 100, "too large")
-        if size <= 100:
-            assert read(file) == content[:size]
-        else:
-            assert refused(lambda file=file, read=read: read(file)) == "too large"
 
 
 def test_labels_without_end_are_still_found():

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fl_lightning.engines.parallel.ray_session import session
-from fl_lightning.system.processes import descendants
+from fl_lightning.engines.parallel.ray_session import descendants, session
 from tests.support.clusters import ENVIRONMENT, Driver, cluster, wait_for_rounds
 
 pytestmark = pytest.mark.system
@@ -147,7 +146,7 @@ def test_a_program_keeps_its_children_and_may_start_its_own_ray_after_ours(monke
 @pytest.fixture
 def token(monkeypatch):
     """Every Ray that this process starts asks for a token, which is forgotten afterwards."""
-    from fl_lightning.engines.parallel.ray_loopback import read_again
+    from fl_lightning.engines.parallel.ray_cluster import read_again
 
     with monkeypatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")

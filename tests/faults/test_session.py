@@ -14,7 +14,6 @@ import pytest
 
 from fl_lightning.engines.parallel import ray_session
 from fl_lightning.engines.parallel.ray_cluster import Resources, connected
-from fl_lightning.system import processes
 
 pytestmark = pytest.mark.system
 
@@ -44,7 +43,7 @@ def left_behind(temporary, *lines):
 
 
 def test_processes_on_the_list_end_with_their_session(temporary, sleeper):
-    folder = left_behind(temporary, f"{sleeper.pid} {processes.birth(sleeper.pid)}")
+    folder = left_behind(temporary, f"{sleeper.pid} {ray_session.birth(sleeper.pid)}")
     ray_session.sweep_up()
     assert sleeper.wait(10) == -9
     assert not folder.exists()
@@ -77,7 +76,7 @@ def test_who_merely_reads_a_file_of_the_session_lives_on(temporary):
     ],
 )
 def test_a_number_that_is_somebody_elses_by_now_is_left_alone(temporary, sleeper, line):
-    left_behind(temporary, line.format(pid=sleeper.pid, born=processes.birth(sleeper.pid)))
+    left_behind(temporary, line.format(pid=sleeper.pid, born=ray_session.birth(sleeper.pid)))
     ray_session.sweep_up()
     assert sleeper.poll() is None
 
@@ -87,7 +86,8 @@ def test_a_living_driver_keeps_its_session(temporary, sleeper):
         ray_session.enrol(sleeper.pid)
         ray_session.sweep_up()
         assert sleeper.poll() is None
-        assert (folder / ray_session.PROCESSES).read_text().split() == [str(sleeper.pid), processes.birth(sleeper.pid)]
+        listed = (folder / ray_session.PROCESSES).read_text().split()
+        assert listed == [str(sleeper.pid), ray_session.birth(sleeper.pid)]
     assert sleeper.wait(10) == -9
     assert not folder.exists()
     ray_session.enrol(os.getpid())  # without a session nothing happens
@@ -95,7 +95,7 @@ def test_a_living_driver_keeps_its_session(temporary, sleeper):
 
 def test_a_folder_that_is_a_link_is_not_followed(temporary, sleeper):
     elsewhere = temporary / "elsewhere"
-    left_behind(temporary, f"{sleeper.pid} {processes.birth(sleeper.pid)}").rename(elsewhere)
+    left_behind(temporary, f"{sleeper.pid} {ray_session.birth(sleeper.pid)}").rename(elsewhere)
     (temporary / f"{ray_session.PREFIX}link").symlink_to(elsewhere)
     ray_session.sweep_up()
     assert sleeper.poll() is None
@@ -105,7 +105,7 @@ def test_a_folder_that_is_a_link_is_not_followed(temporary, sleeper):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_users_session_is_neither_read_nor_ended(temporary, sleeper, monkeypatch):
     """As an ordinary user beside a closed folder of somebody else's; and as root, who could read it."""
-    folder = left_behind(temporary, f"{sleeper.pid} {processes.birth(sleeper.pid)}")
+    folder = left_behind(temporary, f"{sleeper.pid} {ray_session.birth(sleeper.pid)}")
     folder.chmod(0o700)
     public = Path(tempfile.mkdtemp(dir="/tmp"))  # the folders of pytest are closed to others
     folder = folder.rename(public / folder.name)
@@ -155,7 +155,7 @@ def test_another_user_writes_into_no_file_of_a_running_session():
 
 
 def test_a_list_that_others_could_write_is_not_believed(temporary, sleeper):
-    folder = left_behind(temporary, f"{sleeper.pid} {processes.birth(sleeper.pid)}")
+    folder = left_behind(temporary, f"{sleeper.pid} {ray_session.birth(sleeper.pid)}")
     folder.chmod(0o777)
     ray_session.sweep_up()
     assert sleeper.poll() is None

@@ -136,12 +136,12 @@ def test_the_factored_damping_of_kron(relative, biased):
     a = sum(w * float(e.inputs.trace()) for w, e in zip(WEIGHTS, posteriors, strict=True)) / len(posteriors[0].inputs)
     g = sum(w * float(e.slopes.trace()) for w, e in zip(WEIGHTS, posteriors, strict=True)) / OUTPUTS
     c_inputs, c_gradients = (0.1 * a, 0.7 * g) if relative else (0.1, 0.7)
-    found = Kron.merged(posteriors, WEIGHTS, Merging(0.1, relative, slopes=0.7))
+    found = Kron.merged(posteriors, WEIGHTS, Merging(0.1, relative, gradients=0.7))
     matrices = [damped_matrix(e, c_inputs, c_gradients) for e in posteriors]
     expected = dense_product([e.mean for e in posteriors], matrices, WEIGHTS)
     assert torch.allclose(flatten(found.mean), expected, atol=1e-10)
     assert found.residual < 1e-12
-    damped = Kron.damped_posteriors(posteriors, WEIGHTS, Merging(0.1, relative, slopes=0.7))
+    damped = Kron.damped_posteriors(posteriors, WEIGHTS, Merging(0.1, relative, gradients=0.7))
     for posterior, matrix in zip(damped, matrices, strict=True):
         assert torch.allclose(dense(posterior), matrix, atol=1e-12)
 
@@ -152,7 +152,7 @@ def test_isotropic_damping_is_relative_to_the_mean_precision(form):
     matrices = [dense(e) for e in posteriors]
     gamma = 0.3 * sum(w * float(m.diagonal().mean()) for w, m in zip(WEIGHTS, matrices, strict=True))
     eye = torch.eye(posteriors[0].size, dtype=torch.float64)
-    found = type(posteriors[0]).merged(posteriors, WEIGHTS, Merging(0.3, slopes=None))
+    found = type(posteriors[0]).merged(posteriors, WEIGHTS, Merging(0.3, gradients=None))
     expected = dense_product([e.mean for e in posteriors], [m + gamma * eye for m in matrices], WEIGHTS)
     assert torch.allclose(flatten(found.mean), expected, atol=1e-10)
 
@@ -178,7 +178,7 @@ def test_with_equal_slopes_kron_is_inputs():
     common = moment(torch.Generator().manual_seed(9), OUTPUTS)
     for slopes, damping in ((common, 1.0), (torch.eye(OUTPUTS, dtype=torch.float64), 0.0)):
         posteriors = [Kron(e.mean, e.inputs, slopes) for e in inputs]
-        found = Kron.merged(posteriors, WEIGHTS, Merging(0.05, slopes=damping))
+        found = Kron.merged(posteriors, WEIGHTS, Merging(0.05, gradients=damping))
         assert largest_difference(found.mean, expected) < 1e-10
 
 
@@ -186,7 +186,7 @@ def test_with_equal_inputs_the_factored_solution_is_exact():
     common = moment(torch.Generator().manual_seed(9), INPUTS + 1)
     posteriors = [Kron(e.mean, common, e.slopes) for e in map(of_kron, range(3))]
     one, other = (
-        Kron.merged(posteriors, WEIGHTS, Merging(0.05, slopes=0.5, solver=solver)) for solver in ("cg", "factored")
+        Kron.merged(posteriors, WEIGHTS, Merging(0.05, gradients=0.5, solver=solver)) for solver in ("cg", "factored")
     )
     assert largest_difference(one.mean, other.mean) < 1e-10
     assert other.residual < 1e-12
@@ -197,7 +197,7 @@ def test_with_equal_inputs_the_factored_solution_is_exact():
 
 def test_the_factored_solution_is_that_of_fedlpa():
     posteriors = [of_kron(seed) for seed in range(3)]
-    found = Kron.merged(posteriors, WEIGHTS, Merging(0.1, False, slopes=0.1, solver="factored"))
+    found = Kron.merged(posteriors, WEIGHTS, Merging(0.1, False, gradients=0.1, solver="factored"))
     eyes = [torch.eye(n, dtype=torch.float64) for n in (OUTPUTS, INPUTS + 1)]
     g = sum(w * (e.slopes + 0.1 * eyes[0]) for w, e in zip(WEIGHTS, posteriors, strict=True))
     a = sum(w * (e.inputs + 0.1 * eyes[1]) for w, e in zip(WEIGHTS, posteriors, strict=True))
@@ -210,7 +210,7 @@ def test_the_factored_solution_is_that_of_fedlpa():
 
 
 def test_huge_damping_is_the_average():
-    for form, merging in ((of_inputs, Merging(1e12)), (of_kron, Merging(1e12, slopes=1e12))):
+    for form, merging in ((of_inputs, Merging(1e12)), (of_kron, Merging(1e12, gradients=1e12))):
         posteriors = [form(seed) for seed in range(3)]
         average = sum(w * flatten(e.mean) for w, e in zip(WEIGHTS, posteriors, strict=True))
         assert torch.allclose(
@@ -220,7 +220,7 @@ def test_huge_damping_is_the_average():
 
 def test_the_scale_of_all_factors_does_not_matter():
     posteriors = [of_kron(seed) for seed in range(3)]
-    merging = Merging(0.1, slopes=0.5)
+    merging = Merging(0.1, gradients=0.5)
     once = Kron.merged(posteriors, WEIGHTS, merging).mean
     larger = [Kron(e.mean, 1e3 * e.inputs, 1e-4 * e.slopes) for e in posteriors]
     assert largest_difference(Kron.merged(larger, WEIGHTS, merging).mean, once) < 1e-10
@@ -245,7 +245,7 @@ def test_units_that_are_dead_and_clients_with_few_samples():
     for e in posteriors:
         e.inputs[1] = e.inputs[:, 1] = 0
         e.slopes[2] = e.slopes[:, 2] = 0
-    found = Kron.merged(posteriors, WEIGHTS, Merging(0.0, slopes=0.0))
+    found = Kron.merged(posteriors, WEIGHTS, Merging(0.0, gradients=0.0))
     assert bool(flatten(found.mean).isfinite().all())
     average = sum(w * joined(e.mean) for w, e in zip(WEIGHTS, posteriors, strict=True))
     assert torch.allclose(joined(found.mean)[2], average[2], atol=1e-9)
@@ -334,12 +334,12 @@ def test_the_preconditioner_saves_iterations_and_the_tolerance_is_kept(monkeypat
         own = torch.Generator().manual_seed(seed)
         jitter = moment(own, 12) * 0.01 * scales[:, None] * scales
         posteriors.append(Kron(layer(own, biased=False, shape=(6, 12)), common + jitter, moment(own, 6)))
-    found = Kron.merged(posteriors, WEIGHTS, Merging(0.0, slopes=0.1))
+    found = Kron.merged(posteriors, WEIGHTS, Merging(0.0, gradients=0.1))
     assert 0 < found.iterations < 20
     assert found.residual <= 1e-3
     assert found.notes() == {"solver_iterations": found.iterations, "solver_residual": found.residual}
     monkeypatch.setattr(kronecker_solve.KronSum, "_preconditioner", lambda self: lambda residual: residual)
-    assert Kron.merged(posteriors, WEIGHTS, Merging(0.0, slopes=0.1)).iterations > 2 * found.iterations
+    assert Kron.merged(posteriors, WEIGHTS, Merging(0.0, gradients=0.1)).iterations > 2 * found.iterations
 
 
 def test_means_that_are_not_finite_stay_so():

@@ -23,7 +23,6 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.shares import content_hash
 from fl_lightning.engines.functional import Functional
 from fl_lightning.errors import UserError
-from fl_lightning.federation import Federation
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola as Fola
 from fl_lightning.methods.fola_extended import FolaExtended
@@ -35,8 +34,9 @@ from fl_lightning.runs.config.compute import Compute, Model
 from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.config.schema import PARTS, fields_of
 from fl_lightning.runs.identity import version_of
+from fl_lightning.runs.problem import build_task
 from fl_lightning.testing.models import reads_tokens
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 from tests.support.cases import network, ragged
 from tests.support.splits import KINDS, typical
 from tests.support.tasks import TASKS, case
@@ -172,7 +172,7 @@ def _model(name: str) -> Numbers:
     inputs = torch.linspace(-1, 1, 2 * 3 * 32 * 32, dtype=torch.float64).view(2, *shape)
     if reads_tokens(discovery.find("models", name)):
         x, inputs = torch.full((1, 12), 9), torch.arange(24).view(2, 12) % 10
-    task = Model(name).build(Dataset(x, y, x, y, 10), seed=0, compute=Compute(precision="float64"))
+    task = build_task(Model(name), Dataset(x, y, x, y, 10), seed=0, compute=Compute(precision="float64"))
     with task.evaluating():
         return [*_few(flatten(task.initial.params)), *_few(task.logits(task.initial, inputs))]
 

@@ -12,11 +12,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from fl_lightning import streams
 from fl_lightning.errors import UserError
-from fl_lightning.federation import Federation
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbe import FedBE
 from fl_lightning.params import flatten
 from fl_lightning.runs.config.run_config import configure
+from fl_lightning.training import Federation
 from tests.support import references
 from tests.support.cases import equal_bits, final, largest_difference, network, ragged
 

@@ -5,7 +5,7 @@ import torch
 
 from fl_lightning.errors import UserError
 from fl_lightning.method import Context
-from fl_lightning.methods.fedlap import FedLap, Own
+from fl_lightning.methods.fedlap import ClientTerms, FedLap
 from fl_lightning.params import flatten
 from tests.support import references
 from tests.support.cases import ENGINES, SITUATIONS, equal_bits, largest_difference, ragged
@@ -124,7 +124,7 @@ def test_one_local_step_of_round_1_does_not_feel_delta(engine, dtype):
 
 def test_twice_the_distance_is_twice_the_pull():
     start, zero = {"w": torch.zeros(3, dtype=torch.float64)}, torch.zeros(3, dtype=torch.float64)
-    penalty = FedLap().penalty(Context(start, own=Own({"w": zero}, torch.tensor(0.3, dtype=torch.float64))))
+    penalty = FedLap().penalty(Context(start, own=ClientTerms({"w": zero}, torch.tensor(0.3, dtype=torch.float64))))
     offset = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     near, far = (penalty.grad({"w": scale * offset})["w"] for scale in (1, 2))
     assert torch.allclose(far, 2 * near, rtol=1e-15)

@@ -11,14 +11,13 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.federation import Federation
 from fl_lightning.loop import Problem, federate
 from fl_lightning.method import Context
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.models.task import Task
 from fl_lightning.params import flatten
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 from tests.support import references
 from tests.support.cases import equal_bits, final, largest_difference, ragged
 

@@ -5,8 +5,8 @@ import torch
 
 from fl_lightning.engines.functional import Functional
 from fl_lightning.errors import Diverged, UserError
+from fl_lightning.methods.fola_extended import HALVINGS, backtracked
 from fl_lightning.methods.fola_extended import FolaExtended as Fola
-from fl_lightning.methods.parts.backtracking import HALVINGS, backtracked
 from fl_lightning.models.task import Weights
 from fl_lightning.params import flatten, zip_map
 from fl_lightning.penalty import Linear

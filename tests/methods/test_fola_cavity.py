@@ -11,7 +11,6 @@ from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import UserError
-from fl_lightning.federation import Federation
 from fl_lightning.loop import Problem, federate
 from fl_lightning.methods.fola_extended import FolaExtended as Fola
 from fl_lightning.methods.parts.control_variates import ControlVariates, Path, excesses, limited
@@ -19,7 +18,7 @@ from fl_lightning.methods.scaffold import Scaffold
 from fl_lightning.models.task import Task
 from fl_lightning.params import flatten, unflatten
 from fl_lightning.record import Snapshot
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 from tests.support import references
 from tests.support.cases import ENGINES, equal_bits, final, largest_difference, ragged
 

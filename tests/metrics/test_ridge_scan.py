@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from fl_lightning.errors import UserError
-from fl_lightning.federation import Federation
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.metrics import ridge_scan
@@ -14,6 +13,7 @@ from fl_lightning.metrics.round_metrics import score
 from fl_lightning.metrics.settings import Probe
 from fl_lightning.models.task import Weights
 from fl_lightning.params import flatten, unflatten
+from fl_lightning.training import Federation
 from tests.support.cases import ragged
 
 

@@ -149,12 +149,12 @@ def test_kronecker_factors_of_one_sample_are_the_exact_block_of_the_last_layer(t
     matrix = gauss_newton.matrix(workbench, workbench.initial, x, y)[-size:, -size:]
     if task != "tokens":
         outputs = len(workbench.initial.params[bias])
-        whole = torch.kron(found.slopes[weight], found.inputs[weight])
+        whole = torch.kron(found.gradients[weight], found.inputs[weight])
         order = last_layer.class_major_order(outputs, found.inputs[weight].shape[0] - 1)
         assert torch.allclose(whole[order][:, order], matrix, atol=1e-15)
     else:  # the mean over positions of G, times the sum over positions of A: only its trace is exact
         positions = problem.dataset.train_x.shape[1]
-        assert float(found.slopes[weight].trace()) * positions == pytest.approx(
+        assert float(found.gradients[weight].trace()) * positions == pytest.approx(
             float(torch.einsum("kk->", matrix[-3:, -3:])), rel=1e-12
         )
 

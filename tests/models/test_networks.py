@@ -14,6 +14,7 @@ from fl_lightning.models.networks.torchvision import Torchvision
 from fl_lightning.models.task import Task
 from fl_lightning.runs.config.compute import Compute, Model
 from fl_lightning.runs.config.run_config import configure
+from fl_lightning.runs.problem import build_task
 from fl_lightning.testing import check_model
 
 IMAGES = ("cnn", "mlp", "softmax", "torchvision")
@@ -42,7 +43,7 @@ def sequences(per_token=False, vocabulary=None):
     ],
 )
 def test_parameter_counts(name, shape, number):
-    assert Model(name).build(images(shape), seed=0, compute=Compute()).num_params == number
+    assert build_task(Model(name), images(shape), seed=0, compute=Compute()).num_params == number
 
 
 def test_every_model_is_tested_here():
@@ -52,25 +53,25 @@ def test_every_model_is_tested_here():
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize(("shape", "classes"), [((1, 28, 28), 10), ((3, 32, 32), 100)])
 def test_sizes_follow_the_data(name, shape, classes):
-    task = Model(name).build(images(shape, classes), seed=0, compute=Compute())
+    task = build_task(Model(name), images(shape, classes), seed=0, compute=Compute())
     assert task.model(torch.zeros(2, *shape)).shape == (2, classes)
 
 
 @pytest.mark.parametrize("name", [*IMAGES, *TEXT])
 def test_initial_weights_depend_on_the_seed_alone(name):
     data = images((1, 28, 28)) if name in IMAGES else sequences()
-    first = Model(name).build(data, seed=0, compute=Compute()).initial.params
+    first = build_task(Model(name), data, seed=0, compute=Compute()).initial.params
     torch.rand(3)
-    again = Model(name).build(data, seed=0, compute=Compute()).initial.params
-    other = Model(name).build(data, seed=1, compute=Compute()).initial.params
+    again = build_task(Model(name), data, seed=0, compute=Compute()).initial.params
+    other = build_task(Model(name), data, seed=1, compute=Compute()).initial.params
     assert all(torch.equal(first[k], again[k]) for k in first)
     assert any(not torch.equal(first[k], other[k]) for k in first)
-    double = Model(name).build(data, seed=0, compute=Compute(precision="float64")).initial.params
+    double = build_task(Model(name), data, seed=0, compute=Compute(precision="float64")).initial.params
     assert all(torch.equal(first[k].double(), double[k]) for k in first)
 
 
 def test_cnn_initialisation_is_xavier_with_zero_bias():
-    params = Model("cnn").build(images((3, 32, 32)), seed=0, compute=Compute()).initial.params
+    params = build_task(Model("cnn"), images((3, 32, 32)), seed=0, compute=Compute()).initial.params
     assert all(bool((value == 0).all()) for name, value in params.items() if name.endswith("bias"))
     linear = params["layers.1.weight"]
     bound = (6 / sum(linear.shape)) ** 0.5
@@ -79,12 +80,12 @@ def test_cnn_initialisation_is_xavier_with_zero_bias():
 
 def test_cnn_refuses_small_images():
     with pytest.raises(UserError, match="use --model mlp"):
-        Model("cnn").build(images((1, 8, 8)), seed=0, compute=Compute())
+        build_task(Model("cnn"), images((1, 8, 8)), seed=0, compute=Compute())
 
 
 def test_the_code_s_smaller_network_is_a_setting():
     config = configure({"model.hidden": [300, 100], "model.dropout": 0.5})
-    assert config.model.build(images((1, 28, 28)), 0, Compute()).num_params == 266_610
+    assert build_task(config.model, images((1, 28, 28)), 0, Compute()).num_params == 266_610
 
 
 def test_the_cnn_pools_before_its_relu_without_a_difference():
@@ -155,14 +156,14 @@ def test_torchvision_starts_from_a_file_of_weights(tmp_path):
 @pytest.mark.parametrize("name", TEXT)
 def test_text_models_speak_per_token_or_per_sequence(name):
     x = sequences().train_x
-    assert Model(name).build(sequences(), 0, Compute()).model(x).shape == (4, 4)
-    assert Model(name).build(sequences(per_token=True), 0, Compute()).model(x).shape == (4, 6, 7)
-    assert Model(name).build(sequences(vocabulary=50), 0, Compute()).model.embedding.num_embeddings == 50
+    assert build_task(Model(name), sequences(), 0, Compute()).model(x).shape == (4, 4)
+    assert build_task(Model(name), sequences(per_token=True), 0, Compute()).model(x).shape == (4, 6, 7)
+    assert build_task(Model(name), sequences(vocabulary=50), 0, Compute()).model.embedding.num_embeddings == 50
 
 
 def test_what_comes_later_does_not_change_what_is_said_before():
     for name in TEXT:
-        model = Model(name).build(sequences(per_token=True), 0, Compute()).model.eval()
+        model = build_task(Model(name), sequences(per_token=True), 0, Compute()).model.eval()
         x = sequences().train_x
         other = x.clone()
         other[:, 4:] = 0
@@ -196,7 +197,7 @@ class Breaks(nn.Module):
 def test_constructors_that_do_not_fit_are_refused(cls, message, monkeypatch):
     monkeypatch.setattr(discovery, "find", lambda kind, name: cls)
     with pytest.raises(UserError, match=message) as caught:
-        Model("mine").build(images((1, 8, 8)), 0, Compute())
+        build_task(Model("mine"), images((1, 8, 8)), 0, Compute())
     assert "\n" not in str(caught.value)
 
 
@@ -210,7 +211,7 @@ def test_constructors_that_do_not_fit_are_refused(cls, message, monkeypatch):
 )
 def test_models_for_other_data_are_refused(name, data, message):
     with pytest.raises(UserError, match=message):
-        Model(name).build(data, 0, Compute())
+        build_task(Model(name), data, 0, Compute())
 
 
 def test_an_unknown_name_of_torchvision_is_told_the_nearest():

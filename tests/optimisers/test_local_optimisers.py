@@ -13,9 +13,8 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.fola import Fola
 from fl_lightning.optimisers.base import Gradients, LocalOptimiser
-from fl_lightning.optimisers.implicit_sgd import ImplicitPenalty
 from fl_lightning.optimisers.ivon import Ivon, require_own_momentum
-from fl_lightning.optimisers.sgd import Sgd
+from fl_lightning.optimisers.sgd import ImplicitPenalty, Sgd
 from fl_lightning.params import zeros, zip_map
 from fl_lightning.penalty import Quadratic
 from fl_lightning.system import trees

@@ -11,8 +11,8 @@ from fl_lightning.methods.fedcurv import FedCurv
 from fl_lightning.methods.scaffold import Scaffold, State
 from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint, client_rows
+from fl_lightning.runs.client_rows import AppendedFile
 from fl_lightning.system import memory as system_memory
-from fl_lightning.system.append_file import AppendedFile
 from fl_lightning.testing.purity import same
 from tests.support.cases import equal_bits, final, ragged
 

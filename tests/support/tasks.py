@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.federation import Federation
 from fl_lightning.models.likelihoods import PADDING, Binary, Classification, MultiLabel, Regression, Tokens
 from fl_lightning.testing.cases import Case
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 
 SAMPLES, TEST = 13, 9
 

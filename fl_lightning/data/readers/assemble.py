@@ -101,7 +101,7 @@ def stored(arrays: Mapping[str, Array], **more: Any) -> Dataset:
     return Dataset(**tensors, **more, num_classes=classes, vocabulary=tokens or None)
 
 
-def told(task: TaskName) -> dict[str, str]:
+def task_setting(task: TaskName) -> dict[str, str]:
     """What prepared arrays depend on if the user says what the targets are."""
     return {} if task == "auto" else {"task": task}
 

@@ -1,7 +1,11 @@
-"""A name for what files hold, wherever they lie: the same content has the same name, a changed file another one."""
+"""Where datasets lie, and a name for what their files hold.
+
+The same content has the same name wherever it lies, and a changed file another one.
+"""
 
 import hashlib
 import json
+import os
 import stat
 import time
 from collections.abc import Mapping
@@ -9,8 +13,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from fl_lightning.data.readers.places import prepared_folders
 from fl_lightning.errors import UserError, require
+
+USER_CACHE = "~/.cache/fl_lightning/data"
+
+
+def data_root(root: str | None) -> Path:
+    """The folder of all datasets: the setting, else the environment's, else the user's cache."""
+    return Path(root or os.environ.get("FL_LIGHTNING_DATA") or USER_CACHE).expanduser()
+
+
+def prepared_folders(root: str | None) -> list[Path]:
+    """Where prepared copies may lie: beside the data, so that all users of one folder share them, or in the cache."""
+    places = (data_root(root), Path(USER_CACHE).expanduser())
+    return list(dict.fromkeys(place / "prepared" for place in places))
+
 
 Kind: TypeAlias = Literal["sha256", "md5"]
 

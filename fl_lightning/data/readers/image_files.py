@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.data.readers.bounds import require_memory
 from fl_lightning.data.readers.memory_map import Array
 from fl_lightning.errors import UserError, require
+from fl_lightning.system.memory import require_room_for_data
 
 GREY, COLOUR = frozenset({"1", "L"}), frozenset({"P", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "PA", "RGBX"})
 
@@ -53,7 +53,9 @@ def decode(pictures: Mapping[str, Path | bytes], size: int | None) -> Array:
                 "must have one size: scale them by --data.size, for example --data.size 32",
             )
     height, width = (size, size) if size is not None else shape
-    require_memory(f"{len(files)} images of {width}x{height} pixels", len(files) * (1 if grey else 3) * height * width)
+    require_room_for_data(
+        f"{len(files)} images of {width}x{height} pixels", len(files) * (1 if grey else 3) * height * width
+    )
     pixels = np.empty((len(files), 1 if grey else 3, height, width), np.uint8)
     for place, file in zip(pixels, files, strict=True):
         with opened(file) as image:

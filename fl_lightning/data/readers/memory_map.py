@@ -21,7 +21,7 @@ import filelock
 import numpy as np
 
 from fl_lightning.data.readers import fingerprint
-from fl_lightning.data.readers.places import prepared_folders
+from fl_lightning.data.readers.fingerprint import prepared_folders
 from fl_lightning.errors import UserError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]

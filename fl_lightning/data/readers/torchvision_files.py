@@ -23,8 +23,8 @@ from torch import Tensor
 from fl_lightning.data.augment import Name as Augmentation
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.readers import fingerprint
+from fl_lightning.data.readers.fingerprint import data_root
 from fl_lightning.data.readers.memory_map import Array, mapped
-from fl_lightning.data.readers.places import data_root
 from fl_lightning.errors import UserError, require
 
 Mnist: TypeAlias = Literal["MNIST", "FashionMNIST"]

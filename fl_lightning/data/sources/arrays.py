@@ -11,10 +11,10 @@ import numpy as np
 from fl_lightning.data.augment import Name
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.readers import assemble, fingerprint
-from fl_lightning.data.readers.bounds import require_memory
 from fl_lightning.data.readers.memory_map import Array, mapped
 from fl_lightning.errors import UserError, require
 from fl_lightning.models.likelihoods import TaskName as Task
+from fl_lightning.system.memory import require_room_for_data
 
 VERSION = 1
 
@@ -52,7 +52,7 @@ class Arrays(Source):
         file = assemble.given_path(self.path, "my.npz")
         settings = {"reader": "arrays", "version": VERSION, "test_share": self.test_share}
         with assemble.blaming(file):
-            arrays = mapped({"": file}, self._read, settings | assemble.told(self.task))
+            arrays = mapped({"": file}, self._read, settings | assemble.task_setting(self.task))
             return assemble.dataset(arrays, self.augment, self.task, self.noise)
 
     def fingerprint(self) -> str:
@@ -62,7 +62,7 @@ class Arrays(Source):
         file = assemble.given_path(self.path, "my.npz")
         try:
             require(zipfile.is_zipfile(file), "expected an .npz file with arrays; write it with np.savez")
-            require_memory("it", _unpacked_bytes(file))
+            require_room_for_data("it", _unpacked_bytes(file))
             with np.load(file, allow_pickle=False) as content:
                 arrays = {name: content[name] for name in content.files}
         except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import torch
 
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.preparation import Column, column_of
 from fl_lightning.data.readers import assemble, fingerprint, targets
-from fl_lightning.data.readers.bounds import Bounded, half_of_memory, require_memory
 from fl_lightning.data.readers.memory_map import Array, mapped
 from fl_lightning.errors import UserError, require
 from fl_lightning.models.likelihoods import TaskName as Task
+from fl_lightning.system import memory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +68,7 @@ class Table(Source):
     def load(self) -> Dataset:
         settings = {name: getattr(self, name) for name in ("label", "client", "split", "drop", "test_share")}
         with assemble.blaming(self._file):
-            settings |= {"reader": "table", "version": VERSION, **assemble.told(self.task)}
+            settings |= {"reader": "table", "version": VERSION, **assemble.task_setting(self.task)}
             arrays = mapped({"": self._file}, self._read, settings)
             found = assemble.dataset(arrays, task=self._task(arrays["train_y"]), noise=self.noise)
             columns, targets = (tuple(map(column_of, one)) for one in json.loads(arrays["columns"].tobytes()))
@@ -183,16 +184,15 @@ def _frame(file: Path) -> "pd.DataFrame":
     )
     try:
         if ending in SEPARATORS:
-            limit, refusal = half_of_memory(), "it unpacks to more text than the free memory holds; use Parquet"
-            with (gzip.open if ending.endswith(".gz") else open)(file, "rb") as raw:
-                content = Bounded(raw, limit, refusal)
-                head = pd.read_csv(content, sep=SEPARATORS[ending], header=None, nrows=1, dtype=str)
-                _refuse_twice(head.iloc[0].dropna().tolist())  # pandas would call the second y.1
-                content.seek(0)
-                table = pd.read_csv(content, sep=SEPARATORS[ending], low_memory=False)
+            _refuse_more_than_memory(file)
+            head = pd.read_csv(file, sep=SEPARATORS[ending], header=None, nrows=1, dtype=str)
+            _refuse_twice(head.iloc[0].dropna().tolist())  # pandas would call the second y.1
+            table = pd.read_csv(file, sep=SEPARATORS[ending], low_memory=False)
         else:
             look = parquet.read_metadata(file)
-            require_memory(f"{look.num_rows:,} rows of {look.num_columns}", 8 * look.num_rows * look.num_columns)
+            memory.require_room_for_data(
+                f"{look.num_rows:,} rows of {look.num_columns}", 8 * look.num_rows * look.num_columns
+            )
             table = pd.read_parquet(file)
     except UserError:
         raise
@@ -202,6 +202,14 @@ def _frame(file: Path) -> "pd.DataFrame":
     table.columns = table.columns.map(str)
     _refuse_twice(list(table.columns))
     return table
+
+
+def _refuse_more_than_memory(file: Path) -> None:
+    """Refuse a text that unpacks to more than half of the free memory: a few kilobytes of gzip can hold terabytes."""
+    free = memory.available(torch.device("cpu"))
+    with (gzip.open if file.suffix.lower() == ".gz" else open)(file, "rb") as content:
+        while free is not None and content.read(2**20):
+            require(content.tell() <= free // 2, "it unpacks to more text than the free memory holds; use Parquet")
 
 
 def _refuse_twice(names: list[str]) -> None:

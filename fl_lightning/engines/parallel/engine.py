@@ -3,19 +3,21 @@
 What decides a client's bits goes with it: its batches and noise are keyed by seed, round and client, clients that are
 trained at once stay together, and sums over clients are formed by the driver in the order of their ids. So it does not
 matter how many workers there are, who trains whom, and who dies on the way.
+
+Clients are handed out longest first, so that nothing waits for one at the end. Short ones go together, because every
+call costs about a millisecond; but never more of them than a worker may lose.
 """
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from fl_lightning.data.batches import Plan
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.base import Engine, Finished, Finisher, Fit
 from fl_lightning.engines.parallel.pool import Pool
-from fl_lightning.engines.parallel.scheduling import Bundle, bundles
 from fl_lightning.engines.parallel.serialization import Serialized, pack, unpack
 from fl_lightning.engines.parallel.worker import Failure, Problem, Start, TorchSettings, group_of, names_of
 from fl_lightning.errors import UserError, require
@@ -24,6 +26,64 @@ from fl_lightning.models.task import Task
 from fl_lightning.params import Params
 from fl_lightning.system import activity
 from fl_lightning.system.activity import Pace
+
+# Parts into which each worker's share of the work is cut, at least.
+PARTS = 8
+# Seconds of work that are worth a call, and those that may be lost with a worker beside its present client.
+LEAST, MOST = 0.02, 0.2
+
+
+class Bundle(NamedTuple):
+    """Groups of clients that are handed out together.
+
+    Attributes:
+        groups: Positions in the cohort.
+        clients: The ids of all of them.
+    """
+
+    groups: tuple[range, ...]
+    clients: tuple[int, ...]
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.clients[:5])) + (" and others" if len(self.clients) > 5 else "")
+        return f"client {shown}"
+
+
+def bundles(
+    groups: Sequence[range], clients: Sequence[int], work: Sequence[float], workers: int, seconds_per_work: float | None
+) -> list[Bundle]:
+    """What to hand out, the longest first.
+
+    Args:
+        groups: Clients that are trained at once, by position in the cohort.
+        clients: The ids of all clients of the cohort.
+        work: How long each client takes, in any unit.
+        workers: How many there are.
+        seconds_per_work: How long a unit takes, if that is known; otherwise each group goes by itself.
+
+    >>> found = bundles([range(n, n + 1) for n in range(5)], [0, 3, 4, 7, 9], [1, 9, 1, 1, 4], 2, 0.01)
+    >>> [bundle.clients for bundle in found]
+    [(3,), (9,), (0, 4), (7,)]
+    """
+
+    def length(group: range) -> float:
+        return sum(work[position] for position in group)
+
+    longest_first = sorted(groups, key=length, reverse=True)
+    room = 0.0
+    if seconds_per_work:
+        shortest, largest = LEAST / seconds_per_work, MOST / seconds_per_work
+        room = min(max(sum(work) / (PARTS * workers), shortest), largest)
+    packed: list[list[range]] = []
+    filled = 0.0
+    for group in longest_first:
+        if packed and filled + length(group) <= room:
+            packed[-1].append(group)
+            filled += length(group)
+        else:
+            packed.append([group])
+            filled = length(group)
+    return [Bundle(tuple(one), tuple(clients[p] for group in one for p in group)) for one in packed]
 
 
 class Sent:
@@ -34,7 +94,7 @@ class Sent:
     problem: Problem | None = None
     references: Sequence[Any] = ()
     seconds_per_work: float | None = None
-    told: bool = False  # that some workers have nothing to do
+    warned: bool = False  # that some workers have nothing to do
 
 
 @dataclass(frozen=True)
@@ -94,7 +154,7 @@ class Parallel(Engine):
         shared = pack(Start(engine, for_all, buffers), known, task.device)
         start = [ray.put(shared)]
         groups = [range(first, min(first + size, len(plans))) for first in range(0, len(plans), size)]
-        self._tell_of_idle_workers(len(groups), len(plans))
+        self._warn_of_idle_workers(len(groups), len(plans))
         ids = [plan.data.client for plan in plans]
         jobs = bundles(groups, ids, work, self.pool.number, self.sent.seconds_per_work)
 
@@ -123,10 +183,10 @@ class Parallel(Engine):
                     due = next(following, None)
         self.sent.seconds_per_work = (time.monotonic() - began) * self.pool.number / sum(work)
 
-    def _tell_of_idle_workers(self, groups: int, clients: int) -> None:
+    def _warn_of_idle_workers(self, groups: int, clients: int) -> None:
         number = self.pool.number
-        if groups < min(number, clients) and not self.sent.told:
-            self.sent.told = True
+        if groups < min(number, clients) and not self.sent.warned:
+            self.sent.warned = True
             activity.note(
                 f"{clients} clients are trained in {groups} groups, so {number - groups} of {number} workers have "
                 f"nothing to do; --engine.chunk {-(-clients // number)} would employ all"

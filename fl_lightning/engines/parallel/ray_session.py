@@ -3,12 +3,14 @@
 Ray leaves its folder behind, and trials of a killed driver live on for seconds and hold the locks of their runs. So a
 session keeps a list of its processes, each with its time of birth, and the next sweep ends what is left of it:
 processes on the list that this user has started. Ray opens its folder to all users of the machine, so it lies below
-ours, which is closed: a list that others could write would let them end any process of this user.
+ours, which is closed: a list that others could write would let them end any process of this user. The time of
+birth tells processes apart: a number alone is given to another process as soon as its owner has ended.
 """
 
 import os
 import re
 import shutil
+import signal
 import stat
 import tempfile
 import time
@@ -18,8 +20,70 @@ from pathlib import Path
 
 import filelock
 
-from fl_lightning.system import processes
 from fl_lightning.system.program import check_temporary
+
+PROC = Path("/proc")
+# Fields of /proc/PID/stat after the name in brackets, which may hold blanks and brackets itself.
+PARENT, START = 1, 19
+
+
+def birth(number: int) -> str | None:
+    """When a process was started: the boot of the machine and the clock ticks since; None if there is no such one.
+
+    >>> birth(os.getpid()) == birth(os.getpid()), birth(2**30)
+    (True, None)
+    """
+    try:
+        boot = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}:{_stat(number)[START]}"
+    except (OSError, IndexError):
+        return None
+
+
+def all_processes() -> list[int]:
+    """Of all processes there are.
+
+    >>> os.getpid() in all_processes()
+    True
+    """
+    return [int(folder.name) for folder in PROC.glob("[0-9]*")]
+
+
+def descendants(number: int) -> Iterator[int]:
+    """The living children of a process, their children, and so on."""
+    children: dict[int, list[int]] = {}
+    for each in all_processes():
+        with suppress(OSError, IndexError):  # it has just ended
+            children.setdefault(int(_stat(each)[PARENT]), []).append(each)
+    waiting = list(children.get(number, ()))
+    while waiting:
+        child = waiting.pop()
+        yield child
+        waiting += children.get(child, ())
+
+
+def end_process(number: int, born: str) -> bool:
+    """Kill the process of this number and birth, if it is this user's and not ourselves; say whether there was one."""
+    if number in (0, 1, os.getpid()):
+        return False
+    try:
+        process = os.pidfd_open(number)  # from here on the number means this very process
+    except (OSError, AttributeError, OverflowError):  # it has ended, or this is no Linux
+        return False
+    try:
+        if birth(number) != born or (PROC / str(number)).stat().st_uid != os.getuid():
+            return False
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(process)
+
+
+def _stat(number: int) -> list[str]:
+    return (PROC / str(number) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
 
 # A socket's path may have 107 characters, so Ray's own files go to a short path.
 PREFIX = "fl-ray-"
@@ -59,12 +123,12 @@ def started_for(folder: Path) -> Iterator[int]:
     They name the folder in their command and carry it in their environment, also when who has started them is gone.
     """
     mark = f"{VARIABLE}={folder}".encode()
-    for number in processes.numbers():
+    for number in all_processes():
         with suppress(OSError):  # it has just ended, or is somebody else's
             named, given = (Path(f"/proc/{number}/{file}").read_bytes() for file in ("cmdline", "environ"))
             if str(folder).encode() in named and mark in given.split(b"\0"):
                 yield number
-                yield from processes.descendants(number)
+                yield from descendants(number)
 
 
 def enrol(*numbers: int) -> None:
@@ -72,7 +136,7 @@ def enrol(*numbers: int) -> None:
     folder = os.environ.get(VARIABLE)
     if folder is None:
         return
-    lines = [f"{number} {born}\n" for number in numbers if (born := processes.birth(number))]
+    lines = [f"{number} {born}\n" for number in numbers if (born := birth(number))]
     with suppress(OSError), open(Path(folder, PROCESSES), "a", encoding="ascii") as file:  # the session has ended
         file.write("".join(lines))
 
@@ -80,7 +144,7 @@ def enrol(*numbers: int) -> None:
 def private_addresses() -> set[str]:
     """The clusters of all sessions on this machine, of whatever user: their servers name a folder like ours."""
     found: set[str] = set()
-    for number in processes.numbers():
+    for number in all_processes():
         with suppress(OSError):  # it has just ended
             command = Path(f"/proc/{number}/cmdline").read_bytes()
             if f"/{PREFIX}".encode() in command:
@@ -108,7 +172,7 @@ def end_processes(folder: Path) -> None:
         for line in (folder / PROCESSES).read_text(encoding="ascii", errors="replace").splitlines():
             number, _, born = line.partition(" ")
             if number.isdecimal():
-                processes.end(int(number), born)
+                end_process(int(number), born)
 
 
 def remove(folder: Path) -> None:
@@ -120,7 +184,7 @@ def remove(folder: Path) -> None:
     while True:
         late = list(started_for(folder))
         for number in late:
-            processes.end(number, processes.birth(number) or "")
+            end_process(number, birth(number) or "")
         shutil.rmtree(folder, ignore_errors=True)
         if not late and not folder.exists():
             return

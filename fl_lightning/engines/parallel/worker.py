@@ -112,8 +112,8 @@ class Failure(NamedTuple):
     error: Exception
 
 
-class Kept(NamedTuple):
-    """Something that a worker has unpacked, and the name of the parcel it came in."""
+class Unpacked(NamedTuple):
+    """Something that a worker has unpacked, and the name of the reference it came by."""
 
     name: str
     content: Any
@@ -129,13 +129,13 @@ class Worker:
     def __init__(self, on_gpu: bool) -> None:
         enrol(os.getpid())
         self._on_gpu = on_gpu
-        self._kept: dict[str, Kept] = {}
+        self._unpacked: dict[str, Unpacked] = {}
 
     def prepare(self, problem: Sequence[Any], variables: Mapping[str, str], code: Code) -> Failure | None:
         """Unpack data and model; refuses what this process cannot use.
 
         Args:
-            problem: References to the parcels of the data and of the problem.
+            problem: References to the references of the data and of the problem.
             variables: Of the environment, as the driver has them.
             code: What the driver computes with.
         """
@@ -151,7 +151,7 @@ class Worker:
         """Train some clients of a round.
 
         Args:
-            problem: References to the parcels of the data and of the problem.
+            problem: References to the references of the data and of the problem.
             start: Reference to the parcel of the round's start.
             groups: Which clients.
 
@@ -161,7 +161,7 @@ class Worker:
         try:
             (method, task, finish, *_), dataset, device = self._problem(problem)
             known = {"task": task, "dataset": dataset}
-            engine, context, buffers = self._keep("start", start[0], known, device, views=True)
+            engine, context, buffers = self._cached("start", start[0], known, device, views=True)
             mine: Sequence[Group] = unpack(groups, known, device, views=True)
 
             def trained(groups: Sequence[Group]) -> Iterator[tuple[Fit, Context]]:
@@ -185,22 +185,22 @@ class Worker:
         except BaseException as error:
             return _failure(error)
 
-    def _problem(self, parcels: Sequence[Any]) -> tuple[Problem, Dataset, torch.device]:
+    def _problem(self, references: Sequence[Any]) -> tuple[Problem, Dataset, torch.device]:
         device = self._device()
-        dataset: Dataset = self._keep("dataset", parcels[0], {}, device, views=True)
-        problem: Problem = self._keep("problem", parcels[1], {"dataset": dataset}, device, views=False)
+        dataset: Dataset = self._cached("dataset", references[0], {}, device, views=True)
+        problem: Problem = self._cached("problem", references[1], {"dataset": dataset}, device, views=False)
         problem.settings.apply()
         return problem, dataset, device
 
-    def _keep(self, slot: str, reference: Any, known: dict[str, Any], device: torch.device, views: bool) -> Any:
-        """What is in a parcel, unpacked once; the one before it is forgotten."""
+    def _cached(self, slot: str, reference: Any, known: dict[str, Any], device: torch.device, views: bool) -> Any:
+        """What a reference stands for, unpacked once; the one before it is forgotten."""
         import ray
 
-        if slot not in self._kept or self._kept[slot].name != reference.hex():
-            self._kept.pop(slot, None)
+        if slot not in self._unpacked or self._unpacked[slot].name != reference.hex():
+            self._unpacked.pop(slot, None)
             content = unpack(ray.get(reference), known, device, views)
-            self._kept[slot] = Kept(reference.hex(), content)
-        return self._kept[slot].content
+            self._unpacked[slot] = Unpacked(reference.hex(), content)
+        return self._unpacked[slot].content
 
     def _device(self) -> torch.device:
         """Ray shows a worker the GPU that it was given, and no other, by CUDA_VISIBLE_DEVICES."""

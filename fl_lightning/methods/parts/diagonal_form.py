@@ -6,8 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fl_lightning.curvature.fisher import FisherKind, fisher_at_end
-from fl_lightning.curvature.online_fisher import accumulate
+from fl_lightning.curvature.fisher import FisherKind, accumulate, fisher_at_end
 from fl_lightning.data.model_checks import couples_samples
 from fl_lightning.errors import require
 from fl_lightning.gaussian.diagonal import Diagonal

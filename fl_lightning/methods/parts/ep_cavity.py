@@ -21,7 +21,7 @@ from fl_lightning.penalty import Quadratic
 from fl_lightning.training import Training
 
 
-class Own(NamedTuple):
+class CavityTerms(NamedTuple):
     """What a client knows by itself, of the factor that is taken out.
 
     Attributes:
@@ -54,10 +54,10 @@ def broadcast(
         samples: How many samples the likelihood of each counts for.
         rho: What is taken out is t_n^(1/rho).
     """
-    slopes = [factor.slope(server.mean, origin) for factor in factors]
-    own = Own(
+    gradients = [factor.gradient(server.mean, origin) for factor in factors]
+    own = CavityTerms(
         next(iter(server.mean.values())).new_tensor(samples),
-        {name: torch.stack([one[name] for one in slopes]) / rho for name in server.mean},
+        {name: torch.stack([one[name] for one in gradients]) / rho for name in server.mean},
         {name: torch.stack([one.precision[name] for one in factors]) / rho for name in server.mean},
     )
     return Context(server.mean, server.precision, own)
@@ -65,7 +65,7 @@ def broadcast(
 
 def cavity(context: Context, floor: float) -> Diagonal:
     """What is left for a client; its precision is at least the floor."""
-    own: Own = context.own
+    own: CavityTerms = context.own
     return quotient(Diagonal(context.start, context.shared), own.slope, own.precision, floor)
 
 
@@ -85,7 +85,7 @@ def ivon(training: Training, context: Context, floor: float, start: float, decay
         start: h_0.
         decays: b1 and b2.
     """
-    own: Own = context.own
+    own: CavityTerms = context.own
     prior = zip_map(lambda a: a / own.samples, cavity(context, floor).precision)
     curvature = zip_map(lambda a: (a / own.samples).clamp(min=start), own.precision)
     return Ivon(training, own.samples, prior, curvature, start, *decays)
@@ -93,7 +93,7 @@ def ivon(training: Training, context: Context, floor: float, start: float, decay
 
 def found(params: Params, curvature: Params, context: Context, floor: float) -> Report:
     """The posterior of a client whose samples have this curvature each."""
-    own: Own = context.own
+    own: CavityTerms = context.own
     left = cavity(context, floor).precision
     return Report(params, zip_map(lambda c, h: c + own.samples * h, left, curvature))
 

@@ -1,4 +1,4 @@
-"""Forms that know the network's layers: second moments of their inputs, of inputs and slopes, or the whole last layer.
+"""Forms that know the network's layers: moments of their inputs, of inputs and gradients, or the whole last layer.
 
 Curvature is taken at the end of local training: accumulating factors at every step would nearly double its cost, and
 the moments of the first layer's inputs do not depend on the model at all. Earlier rounds count through the factors,
@@ -103,7 +103,7 @@ class OfInputs(Form):
 
 
 class OfInputsAndGradients(OfInputs):
-    """Lambda = G (x) A for every layer: one forward pass and, for exact slopes, a backward pass for each class."""
+    """Lambda = G (x) A for every layer: one forward pass and, for exact gradients, a backward pass for each class."""
 
     uses: ClassVar = frozenset({"fisher", "first_layer", "prior", "slopes", "solver", "projection", "damping_slopes"})
     needs_likelihood: ClassVar = True
@@ -126,7 +126,7 @@ class OfInputsAndGradients(OfInputs):
 
     def _gaussian(self, own: Params, weight: str, found: kronecker_factors.Factors) -> Gaussian:
         dtype = own[weight].dtype
-        return Kron(own, found.inputs[weight].to(dtype), found.slopes[weight].to(dtype))
+        return Kron(own, found.inputs[weight].to(dtype), found.gradients[weight].to(dtype))
 
     @property
     def traits(self) -> Traits:
@@ -240,7 +240,7 @@ def _fisher(form: Form, local: Local) -> Params:
 
 
 def _stream(local: Local) -> torch.Generator:
-    """From which the labels of sampled slopes are drawn."""
+    """From which the labels of sampled gradients are drawn."""
     return streams.generator(local.plan.seed, "slopes", local.plan.round, local.client)
 
 

@@ -14,17 +14,17 @@ def at_rest(params: Params, momentum: float) -> Params:
 
 
 def momentum_step(
-    params: Params, velocity: Params, slope: Params, momentum: float, rate: float
+    params: Params, velocity: Params, gradient: Params, momentum: float, rate: float
 ) -> tuple[Params, Params]:
     """The server's model and velocity after a step, computed in float64 and rounded once.
 
     Args:
         params: x.
         velocity: u.
-        slope: s in float64, such as sum_n p_n (x - y_n).
+        gradient: s in float64, such as sum_n p_n (x - y_n).
         momentum: How much of the velocity stays, at least 0 and less than 1.
         rate: Step size.
     """
-    faster = zip_map(lambda u, s: s.add(u.double(), alpha=momentum), velocity, slope)
+    faster = zip_map(lambda u, s: s.add(u.double(), alpha=momentum), velocity, gradient)
     moved = zip_map(lambda x, u: x.double().sub(u, alpha=rate), params, faster)
     return cast_like(moved, params), cast_like(faster, velocity)

@@ -20,32 +20,32 @@ class Features(NamedTuple):
     """The Jacobian of the logits in the eigenvectors of a block.
 
     Attributes:
-        slopes: Samples x classes x rows; or with `squares` None, samples x classes x eigenvectors.
+        gradients: Samples x classes x rows; or with `squares` None, samples x classes x eigenvectors.
         squares: Samples x columns: of a layer that is used at one place, the Jacobian is an outer product, and only the
             squares of its second factor matter.
     """
 
-    slopes: Tensor
+    gradients: Tensor
     squares: Tensor | None
 
     def covariance(self, inverse: Tensor) -> Tensor:
         """J P^-1 J^T, samples x classes x classes, given 1/P in the eigenvectors."""
-        return (self.slopes * self._weights(inverse)) @ self.slopes.mT
+        return (self.gradients * self._weights(inverse)) @ self.gradients.mT
 
     def variance(self, inverse: Tensor) -> Tensor:
         """Its diagonal, samples x classes."""
-        return (self.slopes.square() * self._weights(inverse)).sum(2)
+        return (self.gradients.square() * self._weights(inverse)).sum(2)
 
     def variances(self, inverses: Tensor) -> Tensor:
         """The same for several P, stacked: several x samples x classes."""
-        squares, inverses = self.slopes.square(), inverses.to(self.slopes.dtype)
+        squares, inverses = self.gradients.square(), inverses.to(self.gradients.dtype)
         if self.squares is None:
             return torch.einsum("bkd,gd->gbk", squares, inverses.flatten(1))
         return torch.einsum("bkr,gbr->gbk", squares, torch.einsum("bc,grc->gbr", self.squares, inverses))
 
     def _weights(self, inverse: Tensor) -> Tensor:
         if self.squares is None:
-            return inverse.to(self.slopes.dtype).reshape(1, 1, -1)
+            return inverse.to(self.gradients.dtype).reshape(1, 1, -1)
         return (self.squares @ inverse.to(self.squares.dtype).T).unsqueeze(1)
 
 
@@ -72,12 +72,12 @@ class LayerBlock:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def features(self, found: Mapping[str, Layer]) -> Features:
-        rows, slopes = found[self.weight]
+        rows, gradients = found[self.weight]
         rows = rows if self.in_basis is None else rows @ self.in_basis.to(rows.dtype)
-        slopes = slopes if self.out_basis is None else slopes @ self.out_basis.to(slopes.dtype)
+        gradients = gradients if self.out_basis is None else gradients @ self.out_basis.to(gradients.dtype)
         if rows.shape[1] == 1:
-            return Features(slopes.squeeze(2), rows.squeeze(1).square())
-        return Features(torch.einsum("bkso,bsi->bkoi", slopes, rows).flatten(2), None)
+            return Features(gradients.squeeze(2), rows.squeeze(1).square())
+        return Features(torch.einsum("bkso,bsi->bkoi", gradients, rows).flatten(2), None)
 
     def offset(self, coordinates: Tensor, like: Params) -> Params:
         """Coordinates in the eigenvectors as an offset of the parameters."""
@@ -110,27 +110,27 @@ class DenseBlock:
         basis = dict(zip(self.names, pieces, strict=True))
         total: list[Tensor] = []
         for weight, bias in self.layers:
-            rows, slopes = found[weight]
+            rows, gradients = found[weight]
             plain = rows if bias is None else rows[..., :-1]
             own = basis[weight].to(rows.dtype)
             if rows.shape[1] == 1:  # one side at a time: the Jacobian itself would be classes times as large
-                image = torch.einsum("bi,oid->bod", plain.squeeze(1), own.view(slopes.shape[3], plain.shape[2], -1))
+                image = torch.einsum("bi,oid->bod", plain.squeeze(1), own.view(gradients.shape[3], plain.shape[2], -1))
                 image = image if bias is None else image + basis[bias].to(rows.dtype)
-                total.append(slopes.squeeze(2) @ image)
+                total.append(gradients.squeeze(2) @ image)
                 continue
-            total.append(torch.einsum("bkso,bsi->bkoi", slopes, plain).flatten(2) @ own)
+            total.append(torch.einsum("bkso,bsi->bkoi", gradients, plain).flatten(2) @ own)
             if bias is not None:
-                total.append(slopes.sum(2) @ basis[bias].to(rows.dtype))
+                total.append(gradients.sum(2) @ basis[bias].to(rows.dtype))
         return Features(torch.stack(total).sum(0), None)
 
     def _sizes(self, found: Mapping[str, Layer]) -> list[int]:
         sizes = {}
         for weight, bias in self.layers:
-            rows, slopes = found[weight]
+            rows, gradients = found[weight]
             inputs = rows.shape[2] - (bias is not None)
-            sizes[weight] = slopes.shape[3] * inputs
+            sizes[weight] = gradients.shape[3] * inputs
             if bias is not None:
-                sizes[bias] = slopes.shape[3]
+                sizes[bias] = gradients.shape[3]
         return [sizes[name] for name in self.names]
 
     def offset(self, coordinates: Tensor, like: Params) -> Params:
@@ -149,10 +149,10 @@ def diagonal_block(weight: str, bias: str | None, curvature: Params) -> LayerBlo
     return LayerBlock(weight, bias, spectrum)
 
 
-def kron_block(weight: str, bias: str | None, inputs: Tensor, slopes: Tensor) -> LayerBlock:
+def kron_block(weight: str, bias: str | None, inputs: Tensor, gradients: Tensor) -> LayerBlock:
     """A layer with the Kronecker factors A and G."""
     by_input, in_basis = torch.linalg.eigh(inputs.double())
-    by_output, out_basis = torch.linalg.eigh(slopes.double())
+    by_output, out_basis = torch.linalg.eigh(gradients.double())
     spectrum = torch.outer(by_output.clamp(min=0), by_input.clamp(min=0))  # rounding leaves small negative ones
     return LayerBlock(weight, bias, spectrum, out_basis, in_basis)
 

@@ -1,6 +1,6 @@
 """A network linearised at its mean, layer by layer: no Jacobian is formed.
 
-In a linear layer with inputs a~ = (a, 1) and slopes g_k of the logit f_k at its outputs, the Jacobian of f_k is the
+In a linear layer with inputs a~ = (a, 1) and gradients g_k of the logit f_k at its outputs, the Jacobian of f_k is the
 outer product g_k a~^T; in a convolution it is the sum of those of its places. The two are kept apart.
 """
 
@@ -21,11 +21,11 @@ class Layer(NamedTuple):
 
     Attributes:
         rows: a~, samples x places x inputs, the one for the bias last.
-        slopes: g_k, samples x classes x places x outputs.
+        gradients: g_k, samples x classes x places x outputs.
     """
 
     rows: Tensor
-    slopes: Tensor
+    gradients: Tensor
 
 
 class Linearised(NamedTuple):
@@ -36,7 +36,7 @@ class Linearised(NamedTuple):
 
 
 def linearise(task: Task, weights: Weights, x: Inputs, last_only: bool = False) -> Linearised:
-    """Logits and slopes in evaluation mode: one forward pass, and a backward pass for each class.
+    """Logits and gradients in evaluation mode: one forward pass, and a backward pass for each class.
 
     Args:
         task: The network.
@@ -51,9 +51,9 @@ def linearise(task: Task, weights: Weights, x: Inputs, last_only: bool = False) 
         logits = recording.logits.detach()
         if last_only:
             last = last_call(recording)
-            slopes = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)
-            slopes = slopes[None, :, None].expand(len(logits), -1, -1, -1)
-            return Linearised(logits, {last.weight: Layer(rows_of(last), slopes)})
+            gradients = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)
+            gradients = gradients[None, :, None].expand(len(logits), -1, -1, -1)
+            return Linearised(logits, {last.weight: Layer(rows_of(last), gradients)})
         require_plain(recording)
         outputs = [call.output for call in recording.calls]
         found: list[list[Tensor]] = [[] for _ in outputs]
@@ -61,8 +61,8 @@ def linearise(task: Task, weights: Weights, x: Inputs, last_only: bool = False) 
             seed = torch.zeros_like(logits)
             seed[:, k] = 1
             pushed = torch.autograd.grad(recording.logits, outputs, seed, retain_graph=True)
-            for kept, call, slope in zip(found, recording.calls, pushed, strict=True):
-                rows = layers.gradient_rows(call.layer, slope)
+            for kept, call, gradient in zip(found, recording.calls, pushed, strict=True):
+                rows = layers.gradient_rows(call.layer, gradient)
                 kept.append(rows.view(len(logits), -1, rows.shape[1]))
         named = {
             call.weight: Layer(rows_of(call), torch.stack(kept, 1))

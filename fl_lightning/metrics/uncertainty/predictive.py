@@ -7,9 +7,9 @@
     nn           mean of softmax(f(theta)) over draws of theta
     ensemble     sum_n p_n softmax(f_n), over the clients' models or those that a method samples
 
-probit and glm_mc linearise the network at the mean; J is never formed (`slopes`). Draws from a diagonal posterior are
-known to underfit where the prior is wide, the linearised network much less: hence the default. The same draws serve all
-inputs, so that results do not depend on how inputs are cut into blocks.
+probit and glm_mc linearise the network at the mean; J is never formed (`linearised`). Draws from a diagonal posterior
+are known to underfit where the prior is wide, the linearised network much less: hence the default. The same draws serve
+all inputs, so that results do not depend on how inputs are cut into blocks.
 """
 
 import math
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fl_lightning.metrics.uncertainty.posterior import Posterior
 
 NO_TEMPERATURE = "the predictive temperature needs held-out data to fit it on, got none; use --data.validation 0.1"
-# Numbers in the slopes of a block that are in memory at once: 128 MB in float32.
+# Numbers in the gradients of a block that are in memory at once: 128 MB in float32.
 LARGEST_BLOCK = 2**25
 MOST_SAMPLES = 500
 
@@ -142,8 +142,8 @@ def _linearised(
 def _first_order(logs: Tensor, covariance: Tensor) -> Tensor:
     """Standard deviations of softmax(f) to first order: of D S D with D = diag p - p p^T."""
     p = logs.exp()
-    slope = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
-    return (slope @ covariance @ slope).diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    jacobian = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
+    return (jacobian @ covariance @ jacobian).diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
 
 
 def _mixture(posterior: "Posterior", models: Sequence[tuple[Weights, float]], x: Inputs, spread: bool) -> Prediction:
@@ -175,13 +175,13 @@ def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _block_size(posterior: "Posterior", x: Inputs, kinds: Sequence[str]) -> int:
-    """Samples that are looked at together, so that their slopes fit into memory."""
+    """Samples that are looked at together, so that their gradients fit into memory."""
     if not {"probit", "glm_mc"} & set(kinds):
         return MOST_SAMPLES
     linear = linearise(
         posterior.task, posterior.weights, part(x, slice(0, 1)), last_only=posterior.form == "last_layer"
     )
-    kept = sum(layer.slopes.numel() for layer in linear.layers.values())
+    kept = sum(layer.gradients.numel() for layer in linear.layers.values())
     # Where a Jacobian is a sum over places, or has to be turned as a whole, it is formed after all.
     formed = [
         block.spectrum.numel()

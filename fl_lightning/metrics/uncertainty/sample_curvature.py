@@ -47,7 +47,7 @@ class Pooled(NamedTuple):
 
 
 def final_round(
-    task: Task, weights: Weights, clients: Sequence[ClientData], form: Form, slopes: GradientKind
+    task: Task, weights: Weights, clients: Sequence[ClientData], form: Form, gradients: GradientKind
 ) -> Pooled:
     """The curvature of all clients' data at one model, and their mean loss there."""
     clients = [data for data in clients if len(data)]
@@ -57,7 +57,7 @@ def final_round(
     losses, sent = 0.0, 0
     for number, data in enumerate(clients):
         activity.say(f"final round, {number} of {len(clients)} clients")
-        message = of_client(task, weights, data, form, slopes)
+        message = of_client(task, weights, data, form, gradients)
         losses += total_loss(task, weights, data)
         sent += sum(_size(value) for value in message.values()) + 1
         shares = [len(data) / total] if not messages else [1.0, len(data) / total]
@@ -94,17 +94,17 @@ def check(task: Task, weights: Weights, data: ClientData, form: Form) -> None:
         )
 
 
-def of_client(task: Task, weights: Weights, data: ClientData, form: Form, slopes: GradientKind) -> Params:
+def of_client(task: Task, weights: Weights, data: ClientData, form: Form, gradients: GradientKind) -> Params:
     """What one client sends: the mean curvature of its samples at the mean."""
     match form:
         case "diagonal":
-            if slopes == "empirical":
+            if gradients == "empirical":
                 return diagonal_fisher(task, weights, data, "per_sample", None)
             return diagonal_gauss_newton(task, weights, data)
         case "kron":
-            found = kronecker_factors.factors(task, weights, data, slopes)
+            found = kronecker_factors.factors(task, weights, data, gradients)
             named = {f"{INPUTS}{name}": value for name, value in found.inputs.items()}
-            return named | {f"{GRADIENTS}{name}": value for name, value in found.slopes.items()}
+            return named | {f"{GRADIENTS}{name}": value for name, value in found.gradients.items()}
         case "last_layer":
             return {MATRIX: last_layer(task, weights, data)}
         case "full":
@@ -114,7 +114,7 @@ def of_client(task: Task, weights: Weights, data: ClientData, form: Form, slopes
 def diagonal_gauss_newton(task: Task, weights: Weights, data: ClientData) -> Params:
     """The diagonal of (1/m) sum_i J_i^T (diag p_i - p_i p_i^T) J_i, by a backward pass for each class.
 
-    With diag p - p p^T = sum_k p_k (e_k - p)(e_k - p)^T it is a sum of squares of pushed-back slopes.
+    With diag p - p p^T = sum_k p_k (e_k - p)(e_k - p)^T it is a sum of squares of pushed-back gradients.
     """
     total: Params = {}
     for x, _ in data.blocks():
@@ -127,8 +127,8 @@ def diagonal_gauss_newton(task: Task, weights: Weights, data: ClientData) -> Par
             pushed = torch.autograd.grad(
                 recording.logits, outputs, p[:, k : k + 1].sqrt() * seed, retain_graph=k + 1 < p.shape[1]
             )
-            for call, slope in zip(recording.calls, pushed, strict=True):
-                squares = RULES[type(call.layer)](call.layer, call.input, slope)
+            for call, gradient in zip(recording.calls, pushed, strict=True):
+                squares = RULES[type(call.layer)](call.layer, call.input, gradient)
                 require(squares is not None, f"the layer of {call.weight} takes inputs of an unknown shape; use kron")
                 for name, value in zip(call.names, squares or (), strict=False):
                     share = value.double() / len(data)

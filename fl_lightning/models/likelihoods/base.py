@@ -4,7 +4,7 @@
     curvature  H_i = d^2 (-ln p(y_i | f_i)) / d f_i^2       G = (1/b) sum_i J_i^T H_i J_i,  J_i = d f_i / d theta
 
 G is the Gauss-Newton matrix, and the Fisher information of the model's own predictions. All that curvature of any form
-needs of a likelihood are products H_i v, roots r_ik with sum_k r_ik r_ik^T = H_i, and random slopes s_i with
+needs of a likelihood are products H_i v, roots r_ik with sum_k r_ik r_ik^T = H_i, and random gradients s_i with
 E[s_i s_i^T] = H_i: what labels that are drawn from the predictions give.
 
 The metric is a score of which 1 is perfect and more is better, whatever the task: GA and LA are made of it.
@@ -97,7 +97,7 @@ class Likelihood(ABC):
         raise self._unknown()
 
     def sampled(self, outputs: Tensor, targets: Tensor, draws: Tensor) -> Tensor:
-        """Random slopes s_i with mean zero and E[s_i s_i^T] = H_i.
+        """Random gradients s_i with mean zero and E[s_i s_i^T] = H_i.
 
         Args:
             outputs: f.
@@ -117,7 +117,7 @@ class Likelihood(ABC):
     def _unknown(self) -> UserError:
         return UserError(
             f"the curvature of the outputs is not known for {self.task}; use a likelihood of "
-            "fl_lightning.models.likelihoods, or curvature made of gradients (diagonal, empirical slopes)"
+            "fl_lightning.models.likelihoods, or curvature made of gradients (diagonal, empirical gradients)"
         )
 
 

@@ -3,7 +3,7 @@
 H = diag p - p p^T = sum_k p_k (e_k - p)(e_k - p)^T,  p = softmax(f)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -97,3 +97,41 @@ def require_range(part: str, labels: Tensor, number: int) -> None:
         0 <= low <= high < number,
         f"{part}_y must hold labels 0 to {number - 1}, got {low} to {high}; correct num_classes or y",
     )
+
+
+@dataclass(frozen=True)
+class Plain(Classification):
+    """Any function `loss(outputs, labels, reduction=...)`; the metric is the accuracy, the curvature unknown.
+
+    Attributes:
+        function: The negative log-likelihood.
+    """
+
+    task: ClassVar[str] = "a loss function of your own"
+
+    function: Callable[..., Tensor] = cross_entropy
+
+    def __call__(self, outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        return self.function(outputs, targets, reduction=reduction)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.function(outputs, targets, reduction="none")
+
+    def output_shape(self, number: int, targets: Tensor) -> tuple[int, ...] | None:
+        return None
+
+    @property
+    def knows_curvature(self) -> bool:
+        return False
+
+    product = Likelihood.product
+    roots = Likelihood.roots
+    sampled = Likelihood.sampled
+    quadratic = Likelihood.quadratic
+
+
+def as_likelihood(given: "Likelihood | Callable[..., Tensor]") -> Likelihood:
+    """The likelihood itself, that of torch's cross-entropy, or a wrapping of any other function."""
+    if isinstance(given, Likelihood):
+        return given
+    return Classification() if given is cross_entropy else Plain(given)

@@ -4,7 +4,7 @@
 
 T is the number of positions of the sample that are no padding: every sample counts the same, whatever its length.
 Where all have one length, the loss is torch's cross-entropy over all positions. A mean over positions is a likelihood
-to the power 1/T: H is the curvature of the loss, which is T times the mean square of a sample's slopes at the true
+to the power 1/T: H is the curvature of the loss, which is T times the mean square of a sample's gradients at the true
 model.
 """
 

@@ -1,18 +1,13 @@
 """The network that clients train, as the settings name it, and where and in which precision it computes."""
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
-from fl_lightning import discovery, streams
-from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.model_checks import UNFIT, in_words, reason
 from fl_lightning.errors import UserError, require
-from fl_lightning.models.task import Task
-from fl_lightning.system import devices, tiles
+from fl_lightning.system import devices
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class Compute:
             f"compute.precision {self.precision} is not there on {self.torch_device}; use --compute.precision float32",
         )
         if self.precision == "bf16-mixed" and self.torch_device.type == "cpu":
-            tiles.avoid_broken()
+            devices.avoid_broken_tiles()
         return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.precision)
 
     @property
@@ -88,47 +83,3 @@ class Model:
 
     name: str = "mlp"
     options: Mapping[str, Any] = field(default_factory=dict)
-
-    def build(self, dataset: Dataset, seed: int, compute: Compute) -> Task:
-        """The task, with initial weights that depend on the seed alone."""
-        mixed = compute.mixed  # before anything is computed in this process
-        cls = discovery.find("models", self.name)
-        positional, named = _told(self.name, cls, dataset)
-        try:
-            with streams.global_noise(seed, "weights"):  # drawn in float32 on the CPU: the same for every device
-                model = cls(*positional, **named, **self.options)
-        except UNFIT as error:
-            raise UserError(
-                f"the model {self.name} cannot be made for {in_words(dataset)} and {dataset.num_classes} outputs "
-                f"({reason(error)}); use another --model, or correct it"
-            ) from error
-        model = model.to(compute.torch_device, compute.dtype)
-        return Task.of(model, likelihood=dataset.likelihood, mixed=mixed)
-
-
-def _told(name: str, cls: type[Any], dataset: Dataset) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the data say to a model's constructor: the arguments without a default, or those that it takes as `*args`.
-
-    Two of them are the shape of an input and the number of classes, whatever they are called; a LightningModule that
-    was written for one problem has none. `vocabulary` and `per_token` are asked for by those that read tokens.
-
-    Raises:
-        UserError: If the constructor asks for anything else, or for tokens where there are none.
-    """
-    known = inspect.signature(cls).parameters.values()
-    sizes = (dataset.shape, dataset.num_classes)
-    asked = [one for one in known if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    of_tokens = [one.name for one in asked if one.name in ("vocabulary", "per_token")]
-    of_sizes = [one.name for one in asked if one.name not in of_tokens]
-    if not asked and any(one.kind is one.VAR_POSITIONAL for one in known):
-        return sizes, {}
-    require(
-        len(of_sizes) in (0, 2),
-        f"the model {name} must take (shape, num_classes), or have defaults for all its arguments, got "
-        f"({', '.join(of_sizes)}); give the others defaults, so that they become settings",
-    )
-    tokens = dataset.num_tokens if of_tokens else None
-    if of_tokens and tokens is None:
-        raise UserError(f"the model {name} reads tokens (whole numbers), got {in_words(dataset)}; use --model mlp")
-    offered = {"vocabulary": tokens, "per_token": dataset.likelihood.task == "tokens"}
-    return sizes if of_sizes else (), {key: offered[key] for key in of_tokens}

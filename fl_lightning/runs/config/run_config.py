@@ -20,14 +20,13 @@ from fl_lightning.data.dataset import Source
 from fl_lightning.data.partition import Split
 from fl_lightning.engines.base import Engine
 from fl_lightning.errors import UserError, require
-from fl_lightning.federation import Federation
 from fl_lightning.method import Method
 from fl_lightning.metrics.settings import Evaluation, Probe
 from fl_lightning.metrics.uncertainty.settings import Uncertainty
 from fl_lightning.runs.config.aliases import unknown_setting, with_extended_method
 from fl_lightning.runs.config.compute import Compute, Model
 from fl_lightning.runs.config.schema import PARTS, SECTIONS, as_text, fields_of, frozen, plain, schema_of, typed
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 
 # The settings in the folder of a run: for people and `--config`, and for programs, which read JSON much faster.
 SETTINGS_YAML, SETTINGS_JSON = "config.yaml", "settings.json"

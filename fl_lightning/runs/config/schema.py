@@ -20,12 +20,10 @@ from docstring_parser import parse as parse_docstring
 from fl_lightning import discovery
 from fl_lightning.data.partition import Split
 from fl_lightning.errors import UserError
-from fl_lightning.federation import Federation
 from fl_lightning.metrics.settings import Evaluation, Probe
 from fl_lightning.metrics.uncertainty.settings import Uncertainty
 from fl_lightning.runs.config.compute import Compute
-from fl_lightning.runs.config.type_help import type_in_words
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 
 # The named parts: key, folder of `discovery`, default, help.
 PARTS = {
@@ -192,3 +190,36 @@ def meaning(text: str) -> Any:
     except yaml.YAMLError:
         return text
     return text if isinstance(value, str | date) or not text.strip() else value
+
+
+def type_in_words(kind: Any) -> str:
+    """A type as one would say it.
+
+    >>> type_in_words(float | None), type_in_words(Literal["a", "b"]), type_in_words(tuple[int, ...])
+    ('a number or null', 'one of a, b', 'a list, each a whole number')
+    """
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    if kind in words:
+        return words[kind]
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}" if len(get_args(kind)) > 1 else str(get_args(kind)[0])
+    if get_origin(kind) in (tuple, list):
+        return f"a list, each {type_in_words(get_args(kind)[0])}"
+    return " or ".join(type_in_words(option) for option in get_args(kind)) or str(kind)
+
+
+def type_name(kind: Any) -> str:
+    """A type as a placeholder in a help text.
+
+    >>> type_name(float), type_name(int | None), type_name(Literal["a", "b"])
+    ('NUMBER', 'INTEGER|null', '{a,b}')
+    """
+    names = {int: "INTEGER", float: "NUMBER", bool: "{true,false}", str: "NAME", type(None): "null"}
+    if kind in names:
+        return names[kind]
+    if get_origin(kind) is Literal:
+        options = get_args(kind)
+        return f"{{{','.join(map(str, options))}}}" if len(options) > 1 else str(options[0])
+    if get_origin(kind) in (tuple, list):
+        return f"[{type_name(get_args(kind)[0])},...]"
+    return "|".join(type_name(option) for option in get_args(kind)) or "VALUE"

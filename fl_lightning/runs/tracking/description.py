@@ -20,13 +20,13 @@ from fl_lightning.runs.tracking.sync import marks_of
 LONGEST_NAME = 200
 SYMBOLS = {"training.epochs": "E", "training.batch_size": "B", "data.clients": "N", "federation.fraction": "C"}
 # What the program itself says about a run.
-OWN_TAGS = frozenset(
+PROGRAM_TAGS = frozenset(
     {
         *("method", "data", "model", "partition", "seed", "identity", "trajectory", "status", "diverged", "case"),
         *(STOPPED_TAG, "study", "kind", "package", "torch", "device", provenance.SETTINGS_TAG, provenance.VERSIONS_TAG),
     }
 )
-OWN_PREFIXES = ("mlflow.", "fl_lightning.", "study.")
+PROGRAM_PREFIXES = ("mlflow.", "fl_lightning.", "study.")
 # Of the letters of a tag, as MLflow has them; it refuses more only when a run goes on.
 LONGEST_KEY, LONGEST_VALUE = 250, 5000
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_lightning.errors import UserError
-from fl_lightning.metrics.metric import is_final
+from fl_lightning.metrics.metric import TIMES, is_final
 from fl_lightning.runs.folder import (
     ATTEMPT_TAG,
     FOLDER_TAG,
@@ -40,8 +40,6 @@ from fl_lightning.system import activity
 
 EXPERIMENT = "fl_lightning"
 PARENT_TAG = "mlflow.parentRunId"
-# Counts how often the posterior of a run was measured.
-TIMES = "posterior/times_measured"
 # MLflow's limits for one request.
 PARAMS_PER_BATCH, METRICS_PER_BATCH = 100, 1000
 
@@ -274,7 +272,7 @@ def _fill(out: Path, uri: str, place: Place) -> None:
         uri: What the database will be called.
         place: Where it is now.
     """
-    told = 0
+    synced = 0
     for path in sorted(out.glob(f"*/{RESULT}")):
         try:
             result = read_result(path.parent)
@@ -285,9 +283,9 @@ def _fill(out: Path, uri: str, place: Place) -> None:
             # The run of its sweep is gone too; the sweep adopts it again.
             tags = {name: value for name, value in result.tags.items() if name != PARENT_TAG}
             sync_ended(out, result, place, tags=tags)
-            told += 1
-    if told:
-        activity.warn(f"told the new MLflow database of {told} runs that had ended before")
+            synced += 1
+    if synced:
+        activity.warn(f"told the new MLflow database of {synced} runs that had ended before")
 
 
 def _is_gone(store: str, uri: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_lightning.data.readers import fingerprint, memory_map, places, torchvision_files
+from fl_lightning.data.readers import fingerprint, memory_map, torchvision_files
 from fl_lightning.data.sources.cifar10 import Cifar10
 from fl_lightning.errors import UserError
 from tests.support import cifar_files
@@ -250,8 +250,8 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_prepared_folders(tmp_path):
-    assert places.prepared_folders("~/x") == [
+    assert fingerprint.prepared_folders("~/x") == [
         tmp_path / "home/x/prepared",
         tmp_path / "home/.cache/fl_lightning/data/prepared",
     ]
-    assert len(places.prepared_folders("~/.cache/fl_lightning/data")) == 1
+    assert len(fingerprint.prepared_folders("~/.cache/fl_lightning/data")) == 1

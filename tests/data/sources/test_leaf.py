@@ -11,13 +11,13 @@ from torch import nn
 from fl_lightning.data.partition import Split, partition
 from fl_lightning.data.sources.leaf import ALPHABET, Leaf
 from fl_lightning.errors import UserError
-from fl_lightning.federation import Federation
 from fl_lightning.loop import Problem, federate
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.metrics.round_metrics import measure
 from fl_lightning.models.task import Task
 from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.problem import problem_of
+from fl_lightning.training import Federation
 
 
 def document(users, **more):

@@ -14,7 +14,7 @@ from torch import Tensor
 import fl_lightning  # noqa: F401  (before torchvision, which it makes importable)
 from fl_lightning.data.dataset import Dataset, Source
 from fl_lightning.data.readers import torchvision_files
-from fl_lightning.data.readers.places import data_root
+from fl_lightning.data.readers.fingerprint import data_root
 from fl_lightning.data.sources.digits import Digits
 from fl_lightning.data.sources.fashion_mnist import FashionMnist
 from fl_lightning.data.sources.mnist import Mnist

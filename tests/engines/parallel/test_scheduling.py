@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning.engines.parallel.scheduling import MOST, bundles
+from fl_lightning.engines.parallel.engine import MOST, bundles
 from fl_lightning.system import activity
 from fl_lightning.system.activity import Pace
 

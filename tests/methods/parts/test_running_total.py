@@ -58,7 +58,7 @@ def random_row(stream, dtype, spread):
 def test_after_a_thousand_rounds_nothing_is_lost(dtype, spread):
     stream = torch.Generator().manual_seed(3)
     memory = ClientMemory.blank(random_row(stream, dtype, spread))
-    total = RunningTotal.of_nobody(memory.default)
+    total = RunningTotal.without_rows(memory.default)
     for _ in range(1000):
         cohort = torch.randperm(30, generator=stream)[:4].tolist()
         rows = {n: random_row(stream, dtype, spread) for n in cohort}
@@ -72,7 +72,7 @@ def test_after_a_thousand_rounds_nothing_is_lost(dtype, spread):
 def test_one_client_adds_up_to_its_row_however_often_it_has_changed(dtype):
     stream = torch.Generator().manual_seed(0)
     memory = ClientMemory.blank(random_row(stream, dtype, 0))
-    total = RunningTotal.of_nobody(memory.default)
+    total = RunningTotal.without_rows(memory.default)
     for _ in range(20):
         rows = {3: random_row(stream, dtype, 20)}
         memory, total = memory.replaced(rows), total.changed(memory, rows)
@@ -84,7 +84,7 @@ def test_what_all_take_back_adds_up_to_nothing():
     memory = ClientMemory.blank({"w": torch.ones(5)})
     rows = {n: {"w": torch.randn(5, generator=stream)} for n in range(9)}
     nothing = {n: {"w": torch.zeros(5)} for n in rows}
-    total = RunningTotal.of_nobody(memory.default)
+    total = RunningTotal.without_rows(memory.default)
     assert same(total.rounded(), nothing[0])
     after = total.changed(memory, rows).changed(memory.replaced(rows), nothing)
     assert same(after, total)
@@ -94,7 +94,7 @@ def test_neither_the_order_of_clients_matters_nor_is_anything_written_to():
     stream = torch.Generator().manual_seed(2)
     memory = ClientMemory.blank({"w": torch.zeros(5, dtype=torch.float64)})
     rows = {n: {"w": torch.randn(5, generator=stream, dtype=torch.float64)} for n in range(9)}
-    start = RunningTotal.of_nobody(memory.default).changed(memory, {4: rows[8]})
+    start = RunningTotal.without_rows(memory.default).changed(memory, {4: rows[8]})
     memory = memory.replaced({4: rows[8]})
     before = copied((start, memory, rows))
     assert same(start.changed(memory, rows), start.changed(memory, dict(reversed(rows.items()))))

@@ -9,7 +9,6 @@ import torch
 from fl_lightning import Uncertainty, configure, experiment, posterior_of
 from fl_lightning.data.batches import AllClients
 from fl_lightning.errors import UserError
-from fl_lightning.federation import Federation
 from fl_lightning.loop import Problem, federate, initial
 from fl_lightning.method import HasPosterior
 from fl_lightning.methods.bayes_admm import BayesADMM
@@ -25,7 +24,7 @@ from fl_lightning.models.task import Weights
 from fl_lightning.params import flatten
 from fl_lightning.runs.load import measure_posterior
 from fl_lightning.runs.open_run import RunOptions
-from fl_lightning.training import Training
+from fl_lightning.training import Federation, Training
 from tests.metrics.uncertainty.test_posterior import problem
 from tests.metrics.uncertainty.test_runs import SETTINGS
 

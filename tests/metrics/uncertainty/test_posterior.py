@@ -166,8 +166,8 @@ def test_probit_is_the_formula_with_the_jacobian(model, form):
     torch.testing.assert_close(found.probabilities, expected, rtol=1e-9, atol=1e-12)
     p = expected
     for sample in range(len(p)):
-        slope = torch.diag(p[sample]) - torch.outer(p[sample], p[sample])
-        spread = (slope @ covariance[sample] @ slope).diagonal().sqrt()
+        derivative = torch.diag(p[sample]) - torch.outer(p[sample], p[sample])
+        spread = (derivative @ covariance[sample] @ derivative).diagonal().sqrt()
         torch.testing.assert_close(found.spread[sample], spread, rtol=1e-7, atol=1e-10)
 
 
