@@ -1,6 +1,6 @@
-"""What the clients of a method remember between rounds: one row each, but only for those that ever took part.
+"""What outlives a round: the server, and what clients remember: one row each, but only for those that ever took part.
 
-Their sum is kept up to date by what a cohort changes, so that no round adds up all rows:
+The sum of the rows is kept up to date by what a cohort changes, so that no round adds up all rows:
 
     T <- T + sum_n (new_n - old_n)         over the clients of a round; T = sum_n row_n over all that ever took part
 
@@ -18,9 +18,18 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from fl_lightning.params import Params
 from fl_lightning.system import memory, trees
 
 Row = TypeVar("Row")
+
+
+class Snapshot(NamedTuple):
+    """The server after a round: all that is needed to go on."""
+
+    round: int
+    state: Any
+    buffers: Params
 
 
 class ClientMemory(Generic[Row]):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fl_lightning.client_state import Snapshot
 from fl_lightning.data.batches import SERVER, AllClients, ClientData, Plan
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.model_checks import check_batches, check_fit, smallest_batch
@@ -42,7 +43,7 @@ from fl_lightning.method import (
 from fl_lightning.models.inputs import each
 from fl_lightning.models.task import Task
 from fl_lightning.params import Params, all_finite, weighted_sum, zip_map
-from fl_lightning.record import ClientResult, RoundRecord, Snapshot
+from fl_lightning.record import ClientResult, RoundRecord
 from fl_lightning.system import activity
 from fl_lightning.system.plugins import plugin_errors, wrong
 from fl_lightning.training import Federation, Training

@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
+from fl_lightning.client_state import Snapshot
 from fl_lightning.method import Cohort, Local
 from fl_lightning.models.task import Score
-from fl_lightning.params import Params
 
 # Raised when the numbers of the loop or of what is measured change, or a default of training, federation, compute or
 # probe does: part of every run's identity.
@@ -29,14 +29,6 @@ class ClientResult(NamedTuple):
     score: Score | None = None
     distance: float | None = None
     own: Score | None = None
-
-
-class Snapshot(NamedTuple):
-    """The server after a round: all that is needed to go on."""
-
-    round: int
-    state: Any
-    buffers: Params
 
 
 class RoundRecord(NamedTuple):

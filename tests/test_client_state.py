@@ -7,11 +7,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fl_lightning.client_state import ClientMemory
+from fl_lightning.client_state import ClientMemory, Snapshot
 from fl_lightning.methods.fedcurv import FedCurv
 from fl_lightning.methods.scaffold import Scaffold
 from fl_lightning.params import count
-from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.system import trees
 from fl_lightning.testing.purity import copied, same

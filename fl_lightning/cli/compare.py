@@ -17,13 +17,13 @@ from fl_lightning.cli.flags import (
     with_files,
     writable_picture,
 )
-from fl_lightning.cli.hints import GA_AND_LA, command, is_server, look, shown
+from fl_lightning.cli.hints import GA_AND_LA, command, look, shown
 from fl_lightning.cli.progress import ProgressLine
 from fl_lightning.cli.table import add_formats
 from fl_lightning.errors import require
 from fl_lightning.metrics.metric import GA
 from fl_lightning.runs.config.schema import as_text
-from fl_lightning.runs.tracking.store import store_uri
+from fl_lightning.runs.tracking.store import is_server, store_uri
 
 if TYPE_CHECKING:
     from analysis.runs import Study
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[int], options: Namespace) -> int:
     """Run the comparison with a progress line, then print table and picture."""
     with ProgressLine(GA, options.quiet) as line:
-        line.tell("loading")
+        line.show_work("loading")
         from analysis.sweep_table import best_settings
         from fl_lightning.engines.parallel.ray_cluster import Resources
         from tune import best, comparison  # imports what only runs need

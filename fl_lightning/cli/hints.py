@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from fl_lightning.runs.tracking.store import store_uri
+from fl_lightning.runs.tracking.store import is_server, store_uri
 
 GA_AND_LA = (
     "GA is the test accuracy of the aggregated model (R² for a regression), LA the mean of the clients' own models\n"
@@ -32,11 +32,6 @@ def look(out: Path) -> str:
     """Where the runs of a folder can be looked at: the address of a tracking server, or how to start the UI."""
     uri = store_uri(out)
     return uri if is_server(uri) else command("ui", "--runs", out)
-
-
-def is_server(uri: str) -> bool:
-    """Whether runs are tracked by a server, which has a UI of its own."""
-    return uri.startswith(("http://", "https://"))
 
 
 def shown(path: Path) -> Path:

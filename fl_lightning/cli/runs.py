@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.cli.flags import CommandParser, add_runs, chosen_by
-from fl_lightning.cli.hints import is_server
 from fl_lightning.errors import UserError, require, unknown
 from fl_lightning.metrics.metric import GA, LA
 from fl_lightning.runs.folder import ATTEMPT_TAG
-from fl_lightning.runs.tracking.store import store_uri
+from fl_lightning.runs.tracking.store import is_server, store_uri
 from fl_lightning.runs.tracking.sync import PARENT_TAG
 from fl_lightning.system.text import render
 

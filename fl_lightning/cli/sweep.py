@@ -66,7 +66,7 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
 
     start = time.monotonic()
     with ProgressLine(study.metric, options.quiet) as line:
-        line.tell("loading")
+        line.show_work("loading")
         from analysis import formats
         from analysis.sweep_table import DIGITS, best_settings, sweep_table
         from tune.outcome import protocol_of
@@ -113,13 +113,13 @@ def dry_run(study: "Study", how: "Options") -> None:
     each = 1 if how.workers == "auto" else how.workers
     if how.address is None:
         check_held(each, local_nodes(), how.resources)
-    contests = len(study.cases) * len(environments(study))
+    comparisons = len(study.cases) * len(environments(study))
     fresh_seeds = sum(len(study.confirming_seeds(case.label)) for case in study.cases)
     confirming = len(environments(study)) * fresh_seeds
     if study.search.algorithm == "optuna":
-        number = contests * (study.search.samples or 0)
+        number = comparisons * (study.search.samples or 0)
         runs = number * len(study.seeds)
-        print(f"{number} settings in {contests} contests, {runs} runs at most; Optuna chooses them as it goes")
+        print(f"{number} settings in {comparisons} contests, {runs} runs at most; Optuna chooses them as it goes")
         _say_workers(how)
         if study.confirm is not None:
             print(f"then {confirming} runs that confirm the best settings on {named(study.confirm.seeds)}")

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.cli.flags import CommandParser, add_runs
-from fl_lightning.cli.hints import is_server
 from fl_lightning.errors import require
 from fl_lightning.runs.tracking import ui_view
-from fl_lightning.runs.tracking.store import DATABASE, database_of, sqlite_uri, store_uri, why_broken
+from fl_lightning.runs.tracking.store import DATABASE, database_of, is_server, sqlite_uri, store_uri, why_broken
 
 
 def main(arguments: Sequence[str]) -> int:

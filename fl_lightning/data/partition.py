@@ -18,8 +18,17 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.partitions import dirichlet, few_classes, natural, sizes
-from fl_lightning.data.partitions.dealing import Array, cut, deal, members, whole
+from fl_lightning.data.partitions import dirichlet, few_classes, natural
+from fl_lightning.data.partitions.dealing import (
+    Array,
+    cut,
+    deal,
+    dirichlet_sizes,
+    equal_sizes,
+    lognormal_sizes,
+    members,
+    whole,
+)
 from fl_lightning.data.shares import Shares
 from fl_lightning.errors import UserError, require, unknown
 from fl_lightning.streams import numpy_generator
@@ -258,9 +267,9 @@ def _draw(labels: Array, owners: Array, split: Split, rng: np.random.Generator) 
         case "dirichlet_balanced":
             return deal(labels, dirichlet.by_class_balanced(supply, clients, alpha, rng), rng)
         case "dirichlet_per_client":
-            return deal(labels, dirichlet.by_client(supply, sizes.equal(total, clients), alpha, rng), rng)
+            return deal(labels, dirichlet.by_client(supply, equal_sizes(total, clients), alpha, rng), rng)
         case "dirichlet_lognormal":
-            numbers = sizes.lognormal(total, clients, split.sigma, rng)
+            numbers = lognormal_sizes(total, clients, split.sigma, rng)
             return deal(labels, dirichlet.by_client(supply, numbers, alpha, rng), rng)
         case "shards":
             return few_classes.shards(labels, clients, split.shards_per_client, rng)
@@ -269,12 +278,12 @@ def _draw(labels: Array, owners: Array, split: Split, rng: np.random.Generator) 
         case "class_blocks":
             return few_classes.class_blocks(labels, clients)
         case "iid":
-            return cut(rng.permutation(total), sizes.equal(total, clients))
+            return cut(rng.permutation(total), equal_sizes(total, clients))
         case "quantity":
-            numbers = sizes.dirichlet(total, clients, alpha, rng)
+            numbers = dirichlet_sizes(total, clients, alpha, rng)
             return cut(rng.permutation(total), numbers)
         case "lognormal":
-            numbers = sizes.lognormal(total, clients, split.sigma, rng)
+            numbers = lognormal_sizes(total, clients, split.sigma, rng)
             return cut(rng.permutation(total), numbers)
         case "natural":
             return natural.each_owner(owners, clients)

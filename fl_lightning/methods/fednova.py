@@ -40,7 +40,7 @@ from torch import Tensor
 
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, Server
-from fl_lightning.methods.parts.server_momentum import at_rest, momentum_step
+from fl_lightning.methods.fedopt import at_rest, momentum_step
 from fl_lightning.params import Params, average, zip_map
 from fl_lightning.penalty import Penalty, Quadratic
 from fl_lightning.training import Training, require_sgd

@@ -32,8 +32,31 @@ from torch import Tensor
 
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method
-from fl_lightning.methods.parts.server_momentum import at_rest, momentum_step
-from fl_lightning.params import Params, average, cast_like, flatten, mean_update, zip_map
+from fl_lightning.params import Params, average, cast_like, flatten, mean_update, zeros, zip_map
+
+
+def at_rest(params: Params, momentum: float) -> Params:
+    """The velocity u before the first round; without momentum there is none."""
+    return zeros(params) if momentum else {}
+
+
+def momentum_step(
+    params: Params, velocity: Params, gradient: Params, momentum: float, rate: float
+) -> tuple[Params, Params]:
+    """The server's model and velocity after a step of its momentum, computed in float64 and rounded once.
+
+        u <- momentum u + s        x <- x - rate u        s: from where the clients would take the server back to x
+
+    Args:
+        params: x.
+        velocity: u.
+        gradient: s in float64, such as sum_n p_n (x - y_n).
+        momentum: How much of the velocity stays, at least 0 and less than 1.
+        rate: Step size.
+    """
+    faster = zip_map(lambda u, s: s.add(u.double(), alpha=momentum), velocity, gradient)
+    moved = zip_map(lambda x, u: x.double().sub(u, alpha=rate), params, faster)
+    return cast_like(moved, params), cast_like(faster, velocity)
 
 
 class State(NamedTuple):

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, Local, Method, ObservesPath, Server, Step
-from fl_lightning.methods.parts.server_momentum import at_rest, momentum_step
+from fl_lightning.methods.fedopt import at_rest, momentum_step
 from fl_lightning.params import Params, all_finite, average, cast_like, flatten, mean_update, unflatten, zip_map
 from fl_lightning.training import Training, require_samples_of_sgd
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 
 from fl_lightning.errors import UserError, require
-from fl_lightning.runs import checksum, files
+from fl_lightning.runs import files
 from fl_lightning.runs.checkpoint import SETTINGS
 from fl_lightning.runs.folder import (
     FOLDER_TAG,
@@ -30,6 +30,7 @@ from fl_lightning.runs.folder import (
 )
 from fl_lightning.runs.identity import PLACES
 from fl_lightning.runs.tracking.sync import PARENT_TAG, sync_ended
+from fl_lightning.system import checksums
 from fl_lightning.system.atomic import write_atomically
 
 # Of the machine and the store where a run was computed.
@@ -60,7 +61,7 @@ def pack(folders: Iterable[Path], file: Path) -> int:
     with ZipFile(content, "w") as archive:
         for result in ended:
             settings = (result.folder / SETTINGS).read_bytes()
-            for name, entry in ((RESULT, checksum.pack(result.identity, _portable(result))), (SETTINGS, settings)):
+            for name, entry in ((RESULT, checksums.pack(result.identity, _portable(result))), (SETTINGS, settings)):
                 archive.writestr(ZipInfo(f"{result.folder.name}/{name}", DATE), entry, ZIP_DEFLATED, compresslevel=9)
     if ended:
         write_atomically(file, content.getvalue())
@@ -114,14 +115,14 @@ def _read(file: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
             return {name: _entry(archive, name) for name in names}
     except FileNotFoundError:
         raise UserError(f"no file at {file}; {REMEDY}") from None
-    except (BadZipFile, zlib.error, EOFError, LookupError, TypeError, ValueError, checksum.DamagedError) as damage:
+    except (BadZipFile, zlib.error, EOFError, LookupError, TypeError, ValueError, checksums.DamagedError) as damage:
         raise UserError(f"{file} is damaged, or not an archive of runs ({damage}); {REMEDY}") from None
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}; {REMEDY}") from None
 
 
 def _entry(archive: ZipFile, name: str) -> tuple[dict[str, Any], bytes]:
-    content = checksum.unpack(archive.read(f"{name}/{RESULT}"), None)
+    content = checksums.unpack(archive.read(f"{name}/{RESULT}"), None)
     result = from_saved(content, Path(name))
     for metric, value in ((name, value) for one in result.history for name, value in one.metrics.items()):
         if not isinstance(value, int | float):

@@ -17,14 +17,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fl_lightning.client_state import ClientMemory
+from fl_lightning.client_state import ClientMemory, Snapshot
 from fl_lightning.errors import UserError
 from fl_lightning.gaussian.base import Gaussian
-from fl_lightning.record import Snapshot
 from fl_lightning.runs import client_rows
 from fl_lightning.system import trees
 from fl_lightning.system.atomic import write_atomically
-from fl_lightning.system.checksums import checksum, seal
+from fl_lightning.system.checksums import header_checksum, tensor_checksum
 
 FORMAT = "fl_lightning checkpoint 4"
 # Format 1 had no checksum of its header; these had the numbers of the rounds in it (`old_formats.py`).
@@ -71,11 +70,11 @@ def write(folder: Path, identity: str, snapshot: Snapshot) -> None:
         "numbers": json.dumps(numbers),
         "params": json.dumps({name: names[id(value)] for name, value in snapshot.state.params.items()}),
         "posterior": json.dumps(_described(getattr(snapshot.state, "posterior", None))),
-        "tensors": str(checksum(tensors)),
+        "tensors": str(tensor_checksum(tensors)),
     }
     if memories:
         header["rows"] = json.dumps(client_rows.write(folder, memories))
-    header["checksum"] = seal(header)
+    header["checksum"] = header_checksum(header)
     write_atomically(folder / CURRENT, save(tensors, metadata=header), keep=folder / PREVIOUS)
     if memories:
         client_rows.remove_others(folder, _named(folder / CURRENT) | _named(folder / PREVIOUS))
@@ -180,7 +179,7 @@ def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     with opened(path) as (header, file):
         # Copies: in the file's memory tensors begin anywhere, and the rounding of matrix products depends on that.
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
-    if header["tensors"] != str(checksum(tensors)):
+    if header["tensors"] != str(tensor_checksum(tensors)):
         raise DamagedError("is damaged (the checksum of its tensors does not match)")
     return header, tensors
 
@@ -197,7 +196,7 @@ def opened(path: Path) -> Iterator[tuple[dict[str, str], Any]]:
                 raise DamagedError(
                     f"was written by another version ({given})" if ours else "is not a checkpoint of this program"
                 )
-            if header.pop("checksum", None) != seal(header):
+            if header.pop("checksum", None) != header_checksum(header):
                 raise DamagedError("is damaged (the checksum of its header does not match)")
             yield header, file
     except (SafetensorError, OSError, ValueError) as error:

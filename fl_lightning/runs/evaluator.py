@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from fl_lightning.client_state import Snapshot
 from fl_lightning.data.shares import sizes_of
 from fl_lightning.loop import Problem, initial
 from fl_lightning.method import HasEnsemble, task_of
@@ -11,7 +12,7 @@ from fl_lightning.metrics.metric import Measurement
 from fl_lightning.metrics.round_metrics import ClientEvaluator, measure, user_metrics_of
 from fl_lightning.metrics.uncertainty.posterior import Member
 from fl_lightning.models.task import Weights
-from fl_lightning.record import RoundRecord, Snapshot
+from fl_lightning.record import RoundRecord
 from fl_lightning.runs import final_round
 from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.final_round import Situation

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.client_state import Snapshot
 from fl_lightning.data.batches import SERVER, ClientData
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.shares import sizes_of
@@ -33,7 +34,6 @@ from fl_lightning.metrics.uncertainty.evaluate import Arrays, measure
 from fl_lightning.metrics.uncertainty.posterior import Member, Posterior, Scaling, build
 from fl_lightning.models.inputs import Inputs, part
 from fl_lightning.models.task import Task, Weights
-from fl_lightning.record import Snapshot
 from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.system.atomic import write_atomically
 from fl_lightning.system.text import metric_name

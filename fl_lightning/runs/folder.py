@@ -15,10 +15,10 @@ import filelock
 from fl_lightning.errors import UserError, require
 from fl_lightning.metrics.early_stopping import Stop
 from fl_lightning.metrics.metric import GA, LA, Measurement
-from fl_lightning.runs import checkpoint, checksum, old_formats, rounds_file
+from fl_lightning.runs import checkpoint, old_formats, rounds_file
 from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.identity import identity, trajectory
-from fl_lightning.system import activity
+from fl_lightning.system import activity, checksums
 
 RESULT, ATTEMPT = "result.json", "attempt.json"
 ARTIFACTS = (
@@ -159,7 +159,7 @@ def latest(config: RunConfig, out: Path) -> Result | None:
     folder = folder_of(config, out)
     try:
         return _read_result(folder, identity(config))
-    except checksum.DamagedError as damage:
+    except checksums.DamagedError as damage:
         left, rounds = left_of_result(config, out), config.federation.rounds
         what = f"{folder / RESULT} {damage}"
         require(len(left) == rounds or (folder / checkpoint.CURRENT).exists(), f"{what}; {AGAIN}")
@@ -245,26 +245,26 @@ def attempt_of(
     path = folder / ATTEMPT
     begun = {"start": time.time(), "failed": False, **(about or {})}
     try:
-        content = checksum.read(path, identity)
+        content = checksums.read(path, identity)
         if about is not None:  # goes on, perhaps under another name
-            checksum.write(path, identity, {**content, **begun, "start": content.get("start", path.stat().st_mtime)})
+            checksums.write(path, identity, {**content, **begun, "start": content.get("start", path.stat().st_mtime)})
         return Attempt(str(content["attempt"]), False)
     except FileNotFoundError:
         is_old = any((folder / name).exists() for name in (RESULT, checkpoint.CURRENT, checkpoint.PREVIOUS))
-    except checksum.DamagedError as damage:
+    except checksums.DamagedError as damage:
         is_old = True
         activity.warn(f"{path} {damage}; it is written again")
     key = recall() if is_old else None
     attempt = Attempt(key or uuid.uuid4().hex, key is None)
-    checksum.write(path, identity, {"attempt": attempt.key, **begun})
+    checksums.write(path, identity, {"attempt": attempt.key, **begun})
     return attempt
 
 
 def mark_failed(folder: Path) -> None:
     """Record that the present attempt ended in an error."""
-    with suppress(OSError, UserError, checksum.DamagedError):
-        content = checksum.read(folder / ATTEMPT, None)
-        checksum.write(folder / ATTEMPT, content["identity"], {**content, "failed": True})
+    with suppress(OSError, UserError, checksums.DamagedError):
+        content = checksums.read(folder / ATTEMPT, None)
+        checksums.write(folder / ATTEMPT, content["identity"], {**content, "failed": True})
 
 
 def as_saved(result: Result) -> dict[str, Any]:
@@ -286,7 +286,9 @@ def history_of(result: Mapping[str, Any], folder: Path) -> list[Measurement]:
     number: int = result["rounds"]
     found = rounds_file.read(folder, result["identity"])
     if len(found) < number:
-        raise checksum.DamagedError(f"lacks rounds: {rounds_file.NAME} is damaged after round {len(found)} of {number}")
+        raise checksums.DamagedError(
+            f"lacks rounds: {rounds_file.NAME} is damaged after round {len(found)} of {number}"
+        )
     return found[:number]
 
 
@@ -294,24 +296,24 @@ def write_result(result: Result) -> None:
     """Save how a run ended; its rounds, too, if a result of an earlier version was the only place that had them."""
     if not (result.folder / rounds_file.NAME).exists():
         rounds_file.write(result.folder, result.identity, result.history)
-    checksum.write(result.folder / RESULT, result.identity, as_saved(result))
+    checksums.write(result.folder / RESULT, result.identity, as_saved(result))
 
 
 def read_result(folder: Path, identity: str | None = None) -> Result | None:
     """The result in a folder, if it belongs to the run with this identity; None takes any run's."""
     try:
         return _read_result(folder, identity)
-    except checksum.DamagedError as damage:
+    except checksums.DamagedError as damage:
         raise UserError(f"{folder / RESULT} {damage}; its command reads it from the other files; or {AGAIN}") from None
 
 
 def _read_result(folder: Path, identity: str | None) -> Result | None:
     try:
-        return from_saved(checksum.read(folder / RESULT, identity), folder)
+        return from_saved(checksums.read(folder / RESULT, identity), folder)
     except FileNotFoundError:
         return None
     except (KeyError, TypeError) as damage:
-        raise checksum.DamagedError(f"is damaged ({damage})") from None
+        raise checksums.DamagedError(f"is damaged ({damage})") from None
 
 
 def artifacts_of(folder: Path) -> list[Path]:

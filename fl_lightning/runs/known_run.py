@@ -11,7 +11,7 @@ import filelock
 
 from fl_lightning.errors import UserError
 from fl_lightning.metrics.metric import Measurement
-from fl_lightning.runs import checkpoint, checksum, rounds_file
+from fl_lightning.runs import checkpoint, rounds_file
 from fl_lightning.runs.folder import (
     AGAIN,
     ATTEMPT,
@@ -22,7 +22,7 @@ from fl_lightning.runs.folder import (
     history_of,
     in_tables,
 )
-from fl_lightning.system import activity
+from fl_lightning.system import activity, checksums
 
 
 class KnownRun(NamedTuple):
@@ -61,16 +61,16 @@ def known_runs(out: Path) -> Iterator[KnownRun]:
 def known_run(folder: Path) -> KnownRun | None:
     """The run in a folder; None if there is none, or if its settings are not written there."""
     try:
-        begun = checksum.read(folder / ATTEMPT, None)
+        begun = checksums.read(folder / ATTEMPT, None)
         begun.setdefault("start", (folder / ATTEMPT).stat().st_mtime)
-    except (FileNotFoundError, checksum.DamagedError):
+    except (FileNotFoundError, checksums.DamagedError):
         begun = {}
     try:
-        result = checksum.read(folder / RESULT, None)
+        result = checksums.read(folder / RESULT, None)
         return _ended_run(folder, begun, result)
     except FileNotFoundError:
         pass
-    except (KeyError, TypeError, checksum.DamagedError) as damage:
+    except (KeyError, TypeError, checksums.DamagedError) as damage:
         activity.warn(f"{folder / RESULT} {damage}; its command reads it from the other files; or {AGAIN}")
     if "params" not in begun:
         return None
@@ -114,7 +114,7 @@ def _whatever_is_left(result: Mapping[str, Any], folder: Path) -> list[Measureme
     """The rounds of a result; of a damaged file those before the damage, if the tables do not have all."""
     try:
         return history_of(result, folder)
-    except checksum.DamagedError as damage:
+    except checksums.DamagedError as damage:
         tables = in_tables(folder)
         is_whole = len(tables) == result["rounds"]
         what = "the numbers are read from its tables" if is_whole else f"those before the damage are shown; {AGAIN}"

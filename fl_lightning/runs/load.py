@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning import discovery
+from fl_lightning.client_state import Snapshot
 from fl_lightning.data.preparation import Preparation
 from fl_lightning.errors import UserError, require
 from fl_lightning.loop import Problem, initial
@@ -17,7 +18,6 @@ from fl_lightning.metrics.uncertainty.posterior import Member, Posterior
 from fl_lightning.metrics.uncertainty.settings import Uncertainty
 from fl_lightning.models.inputs import Inputs, each, shown, split
 from fl_lightning.models.likelihoods.base import Likelihood
-from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint, files, final_round, rounds_file, saved_model
 from fl_lightning.runs.config.run_config import RunConfig, chosen_names, configure, read_settings
 from fl_lightning.runs.config.schema import PARTS

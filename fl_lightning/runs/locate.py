@@ -8,10 +8,11 @@ from pathlib import Path
 import filelock
 
 from fl_lightning.errors import UserError, require
-from fl_lightning.runs import checkpoint, checksum, saved_model
+from fl_lightning.runs import checkpoint, saved_model
 from fl_lightning.runs.folder import ATTEMPT, FOLDER_TAG, RESULT, Result, locked
 from fl_lightning.runs.tracking.store import database_of, explained, store_uri
 from fl_lightning.runs.tracking.sync import open_place
+from fl_lightning.system import checksums
 
 # In the folder of all runs, while some are deleted.
 LOCK = "removal.lock"
@@ -87,8 +88,8 @@ def folders(out: Path) -> dict[str, Path]:
     """The folders of all runs, by the key of their MLflow run (the tag `fl_lightning.attempt`)."""
     found = {}
     for path in out.glob(f"*/{ATTEMPT}"):
-        with suppress(OSError, checksum.DamagedError):  # another process may be removing it
-            found[str(checksum.read(path, None)["attempt"])] = path.parent
+        with suppress(OSError, checksums.DamagedError):  # another process may be removing it
+            found[str(checksums.read(path, None)["attempt"])] = path.parent
     return found
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import NamedTuple, Self
 
+from fl_lightning.client_state import Snapshot
 from fl_lightning.data.shares import class_counts
 from fl_lightning.engines.parallel.executor import Executor
 from fl_lightning.errors import Diverged, UserError
 from fl_lightning.loop import Problem
 from fl_lightning.metrics.early_stopping import Stop
 from fl_lightning.metrics.metric import Measurement
-from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint, rounds_file
 from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.folder import (

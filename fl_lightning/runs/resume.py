@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from fl_lightning.client_state import Snapshot
 from fl_lightning.errors import UserError, require
 from fl_lightning.metrics import ridge_scan
 from fl_lightning.metrics.metric import Measurement
 from fl_lightning.metrics.round_metrics import as_if_not_due
-from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint, rounds_file
 from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.final_round import without

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.client_state import Snapshot
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.base import Engine
 from fl_lightning.engines.functional import Functional
@@ -15,7 +16,7 @@ from fl_lightning.loop import Problem, federate
 from fl_lightning.method import Method
 from fl_lightning.models.task import Task
 from fl_lightning.params import Params, flatten
-from fl_lightning.record import RoundRecord, Snapshot
+from fl_lightning.record import RoundRecord
 from fl_lightning.testing.checks import Broken
 from fl_lightning.training import Federation, Training
 

@@ -11,9 +11,10 @@ from analysis import runs
 from analysis.selection import parts
 from fl_lightning import experiment
 from fl_lightning.errors import UserError
-from fl_lightning.runs import checksum, known_run
+from fl_lightning.runs import known_run
 from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.tracking.store import sqlite_uri
+from fl_lightning.system import checksums
 from tests.support.servers import free_port, serving, wait_for
 from tests.support.small_studies import TINY, sweep_here
 
@@ -228,11 +229,11 @@ def test_a_server_gives_the_same_tables(smoke_store, tmp_path, monkeypatch):
 def test_many_runs(smoke_store, tmp_path):
     """Copies of one folder, each of which counts as a run of its own."""
     pattern = next(smoke_store.glob("fola-digits-*"))
-    content = checksum.read(pattern / "result.json", None)
+    content = checksums.read(pattern / "result.json", None)
     for number in range(300):
         (tmp_path / f"run-{number}").mkdir()
         copy = {**content, "run_id": f"{number:032x}", "tags": {**content["tags"], "identity": f"{number}"}}
-        checksum.write(tmp_path / f"run-{number}" / "result.json", content["identity"], copy)
+        checksums.write(tmp_path / f"run-{number}" / "result.json", content["identity"], copy)
         shutil.copy(pattern / "rounds.jsonl", tmp_path / f"run-{number}")
     study = runs.load(tmp_path)
     assert len(study.runs) == 300

@@ -11,12 +11,13 @@ from mlflow import MlflowClient
 
 from fl_lightning import experiment
 from fl_lightning.__main__ import main
-from fl_lightning.runs import checksum, locate
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs import locate
 from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.open_run import OpenRun, RunOptions
 from fl_lightning.runs.problem import problem_of
 from fl_lightning.runs.tracking.store import store_uri
+from fl_lightning.system import checksums
 from tune.study import Case, Study
 from tune.sweep import Options, sweep
 
@@ -301,9 +302,9 @@ def with_text(text):
     """A result with a word among its numbers, sealed again."""
     if not text.startswith(b"{"):
         return text
-    content = checksum.unpack(text, None)
+    content = checksums.unpack(text, None)
     content["history"][0]["metrics"]["GA"] = "much"
-    return checksum.pack(content["identity"], content)
+    return checksums.pack(content["identity"], content)
 
 
 def rezipped(content, rename=lambda name: name, change=lambda text: text):

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.data.partition import MAX_DRAWS, Split, partition
-from fl_lightning.data.partitions import dirichlet, few_classes
-from fl_lightning.data.partitions import sizes as size_draws
+from fl_lightning.data.partitions import dealing, dirichlet, few_classes
 from fl_lightning.data.shares import class_counts, content_hash
 from fl_lightning.errors import UserError
 from fl_lightning.streams import numpy_generator
@@ -103,7 +102,7 @@ def test_balancing_is_the_published_loop() -> None:
     """NIID-Bench's loop over classes in plain Python, with the same shares and rounding."""
     supply, clients, alpha = np.array([50, 20, 80, 30]), 4, 0.5
     for seed in range(50):
-        shares = np.exp(dirichlet.log_dirichlet(alpha, (4, clients), numpy_generator(seed, "x")))
+        shares = np.exp(dealing.log_dirichlet(alpha, (4, clients), numpy_generator(seed, "x")))
         held = np.zeros((clients, 4))
         for k in range(4):
             p = [share * (sum(own) < 180 / clients) for share, own in zip(shares[k], held, strict=True)]
@@ -128,7 +127,7 @@ def test_balancing_makes_sizes_more_even() -> None:
 
 @pytest.mark.parametrize("sigma", [0.1, 0.5, 2.0])
 def test_log_sizes_have_the_standard_deviation_sigma(sigma: float) -> None:
-    drawn = size_draws.lognormal(10**12, 20_000, sigma, numpy_generator(0, "x"))
+    drawn = dealing.lognormal_sizes(10**12, 20_000, sigma, numpy_generator(0, "x"))
     assert drawn.sum() == 10**12
     logarithms = np.log(drawn)
     assert logarithms.std() == pytest.approx(sigma, rel=0.03)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.client_state import ClientMemory
+from fl_lightning.client_state import ClientMemory, Snapshot
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
@@ -17,7 +17,6 @@ from fl_lightning.methods.parts.control_variates import ControlVariates, Path, e
 from fl_lightning.methods.scaffold import Scaffold
 from fl_lightning.models.task import Task
 from fl_lightning.params import flatten, unflatten
-from fl_lightning.record import Snapshot
 from fl_lightning.training import Federation, Training
 from tests.support import references
 from tests.support.cases import ENGINES, equal_bits, final, largest_difference, ragged

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fl_lightning.client_state import Snapshot
 from fl_lightning.curvature import full, gauss_newton
 from fl_lightning.data.batches import ClientData
 from fl_lightning.errors import UserError
@@ -16,7 +17,6 @@ from fl_lightning.methods.fola import Fola
 from fl_lightning.metrics.round_metrics import measure
 from fl_lightning.metrics.settings import Probe
 from fl_lightning.params import flatten
-from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.identity import identity

@@ -3,13 +3,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fl_lightning.client_state import Snapshot
 from fl_lightning.errors import UserError
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.loop import initial
 from fl_lightning.methods.fola import Fola, State
 from fl_lightning.methods.fola_extended import FolaExtended
 from fl_lightning.methods.parts.forms_by_name import FORMS
-from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.system import trees
 from tests.support.cases import equal_bits, ragged

@@ -5,11 +5,10 @@ import os
 import pytest
 import torch
 
-from fl_lightning.client_state import ClientMemory
+from fl_lightning.client_state import ClientMemory, Snapshot
 from fl_lightning.errors import UserError
 from fl_lightning.methods.fedcurv import FedCurv
 from fl_lightning.methods.scaffold import Scaffold, State
-from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint, client_rows
 from fl_lightning.runs.client_rows import AppendedFile
 from fl_lightning.system import memory as system_memory

@@ -16,7 +16,7 @@ from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.folder import Result
 from fl_lightning.runs.rounds_file import COPY, NAME
-from fl_lightning.system.checksums import seal
+from fl_lightning.system.checksums import header_checksum
 from tests.support.workers import SETTINGS
 
 HISTORY = [
@@ -186,7 +186,7 @@ def as_before(folder, history, parts):
     header["format"] = "fl_lightning checkpoint 3"
     header["history"] = json.dumps([one._asdict() for one in history[parts:]])
     header["earlier"] = json.dumps(named)
-    header["checksum"] = seal(header)
+    header["checksum"] = header_checksum(header)
     path.write_bytes(save(load_file(path), metadata=header))
     for name in (NAME, COPY):
         (folder / name).unlink()
@@ -210,14 +210,14 @@ def test_a_result_of_an_earlier_version_is_read_and_keeps_its_rounds(out):
     settings = configure(SETTINGS)
     before = experiment.run(settings, out)
     path = before.folder / run_folder.RESULT
-    content = run_folder.checksum.read(path, None)
+    content = run_folder.checksums.read(path, None)
     del content["rounds"]
     old = {**content, "history": [one._asdict() for one in before.history]}
-    run_folder.checksum.write(path, before.identity, old)
+    run_folder.checksums.write(path, before.identity, old)
     for name in (NAME, checkpoint.CURRENT):
         (before.folder / name).unlink()
     shutil.copytree(before.folder, out / "copy")
     assert len(known_run.known_run(out / "copy").rounds) == 2
     assert experiment.run(settings, out, tags={"note": "later"}).history == before.history  # which writes the result
     assert run_folder.read_result(before.folder).history == before.history
-    assert "history" not in run_folder.checksum.read(path, None)
+    assert "history" not in run_folder.checksums.read(path, None)

@@ -5,7 +5,7 @@
 
 import numpy as np
 
-from fl_lightning.data.partitions.dealing import Array, softmax, whole
+from fl_lightning.data.partitions.dealing import Array, log_dirichlet, softmax, whole
 
 
 def by_class(supply: Array, clients: int, alpha: float, rng: np.random.Generator) -> Array:
@@ -54,19 +54,3 @@ def by_client(supply: Array, sizes: Array, alpha: float, rng: np.random.Generato
         supply = supply - rationed.sum(axis=0)
         lacking = lacking - rationed.sum(axis=1)
     return counts
-
-
-def log_dirichlet(alpha: float, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Logarithms, up to a constant per row, of draws from the symmetric Dir(alpha) over the last axis.
-
-    A Dirichlet draw is normalised Gamma(alpha) draws, and Gamma(alpha) = Gamma(alpha + 1) * U^(1/alpha). In logarithms
-    this holds for an alpha of any size, where NumPy's own sampler underflows to 0 / 0 for small ones; in the limit
-    the draw is one-hot.
-    """
-    exponential = rng.standard_exponential(shape)
-    exponential -= exponential.min(axis=-1, keepdims=True)
-    with np.errstate(over="ignore"):
-        # Bounded, so that even the least liked class of a client stays comparable once the others are used up.
-        penalty = np.minimum(exponential / alpha, 1e300)
-    logarithms: Array = np.log(rng.standard_gamma(alpha + 1.0, shape)) - penalty
-    return logarithms

@@ -20,7 +20,7 @@ from fl_lightning.metrics.uncertainty.eigenblocks import Block, DenseBlock, Laye
 from fl_lightning.metrics.uncertainty.posterior import Member, Posterior, Scaling
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.system.atomic import write_atomically
-from fl_lightning.system.checksums import checksum, seal
+from fl_lightning.system.checksums import header_checksum, tensor_checksum
 
 FILE = "posterior.safetensors"
 FORMAT = "fl_lightning posterior 1"
@@ -55,8 +55,8 @@ def save(posterior: Posterior, path: Path | str) -> Path:
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     about = {name: getattr(posterior, name) for name in (*NUMBERS, SOURCE)}
     about |= {"blocks": blocks, "scaling": posterior.scaling, "shares": [share for _, share in posterior.members]}
-    header = {"format": FORMAT, "about": json.dumps(about), "tensors": str(checksum(tensors))}
-    write_atomically(path, as_bytes(tensors, metadata={**header, "checksum": seal(header)}))
+    header = {"format": FORMAT, "about": json.dumps(about), "tensors": str(tensor_checksum(tensors))}
+    write_atomically(path, as_bytes(tensors, metadata={**header, "checksum": header_checksum(header)}))
     return path
 
 
@@ -127,9 +127,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}); make it again with `fl-lightning uncertainty RUN`") from None
-    sealed = header.pop("checksum", None)
+    found = header.pop("checksum", None)
     require(
-        sealed == seal(header) and header["tensors"] == str(checksum(tensors)),
+        found == header_checksum(header) and header["tensors"] == str(tensor_checksum(tensors)),
         f"{path} is damaged (its checksum does not match); make it again with `fl-lightning uncertainty RUN`",
     )
     return json.loads(header["about"]), tensors

@@ -6,13 +6,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fl_lightning.client_state import ClientMemory, RunningTotal
+from fl_lightning.client_state import ClientMemory, RunningTotal, Snapshot
 from fl_lightning.loop import federate
 from fl_lightning.methods.bayes_admm import BayesADMM
 from fl_lightning.methods.ep import EP
 from fl_lightning.methods.fedcurv import FedCurv
 from fl_lightning.methods.fedlap import FedLap
-from fl_lightning.record import Snapshot
 from fl_lightning.runs import checkpoint
 from fl_lightning.system import trees
 from fl_lightning.testing.purity import copied, same
