@@ -53,13 +53,13 @@ def global_noise(seed: int, purpose: str, *parts: int) -> Iterator[None]:
 def undisturbed() -> Iterator[None]:
     """What is drawn from torch's global generators in this block changes no draw that follows it."""
     # The generators' own methods: `fork_rng` costs more than a small fit takes.
-    kept = torch.default_generator.get_state()
+    before = torch.default_generator.get_state()
     module = devices.in_use()
     on_devices = [] if module is None else [module.get_rng_state(index) for index in range(module.device_count())]
     try:
         yield
     finally:
-        torch.default_generator.set_state(kept)
+        torch.default_generator.set_state(before)
         if module is not None:
             for index, state in enumerate(on_devices):
                 module.set_rng_state(state, index)

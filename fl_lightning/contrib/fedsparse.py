@@ -205,10 +205,10 @@ class FedSparse(Method, OwnNetwork, CountsTraffic):
     ) -> dict[str, float | list[float]]:
         weights = split(after.params)[0]
         number, gates = count(weights), count(after.theta)
-        kept = zip_map(lambda theta: theta >= self.threshold, after.theta)
+        opened = zip_map(lambda theta: theta >= self.threshold, after.theta)
         return {
-            "density": _number_of_open(weights, kept) / number,
-            "units_open": sum(int(open.sum()) for open in kept.values()) / gates,
+            "density": _number_of_open(weights, opened) / number,
+            "units_open": sum(int(open.sum()) for open in opened.values()) / gates,
             "client_density": [
                 _number_of_open(weights, zip_map(lambda gate: gate > 0, report.gates)) / number for report in reports
             ],
@@ -241,15 +241,15 @@ def _likely(theta: Tensor) -> Tensor:
 def _closed(params: Params, opened: Params) -> Params:
     """The parameters with zeros for the weights of closed units."""
     masked = {
-        weight_of(gate): torch.where(per_unit(keep, params[weight_of(gate)]), params[weight_of(gate)], 0.0)
-        for gate, keep in opened.items()
+        weight_of(gate): torch.where(per_unit(is_open, params[weight_of(gate)]), params[weight_of(gate)], 0.0)
+        for gate, is_open in opened.items()
     }
     return params | masked
 
 
 def _number_of_open(weights: Params, opened: Params) -> int:
     """How many weights there are outside closed units."""
-    closed = sum(int((~keep).sum()) * weights[weight_of(gate)][0].numel() for gate, keep in opened.items())
+    closed = sum(int((~is_open).sum()) * weights[weight_of(gate)][0].numel() for gate, is_open in opened.items())
     return count(weights) - closed
 
 

@@ -147,7 +147,7 @@ def widths(clients: Iterable[tuple[Tensor, ...]]) -> dict[str, float | list[floa
 def restricted(params: Params, units: Rows) -> Params:
     """The parameters with zeros wherever a unit of a layer is not among these; other layers keep all of theirs."""
     layers = layers_of(params)
-    kept = {}
+    masked = {}
     for number, layer in enumerate(layers):
         weight, bias = pairs(params, layers, number).clone(), params[layer.bias].clone()
         if number in units:
@@ -158,8 +158,8 @@ def restricted(params: Params, units: Rows) -> Params:
             gone = torch.ones(weight.shape[1], dtype=torch.bool, device=bias.device)
             gone[units[number - 1]] = False
             weight[:, gone] = 0
-        kept[layer.weight], kept[layer.bias] = weight.reshape(params[layer.weight].shape), bias
-    return {name: kept[name] for name in params}
+        masked[layer.weight], masked[layer.bias] = weight.reshape(params[layer.weight].shape), bias
+    return {name: masked[name] for name in params}
 
 
 def in_use(params: Params) -> int:

@@ -312,8 +312,8 @@ def subset_indices(labels: Tensor, share: float, seed: int = 0) -> Tensor:
 def in_use(labels: Tensor, split: Split) -> Array:
     """The training samples that are used at all: the subset, without the classes that nobody has."""
     chosen = subset_indices(labels, split.subset).numpy()
-    kept: Array = chosen if not split.drop_classes else chosen[remaining_classes(labels, split).numpy()[chosen]]
-    return kept
+    remaining: Array = chosen if not split.drop_classes else chosen[remaining_classes(labels, split).numpy()[chosen]]
+    return remaining
 
 
 def remaining_classes(labels: Tensor, split: Split) -> Tensor:

@@ -67,9 +67,9 @@ class Kron(Gaussian, stored_as="fl_lightning.gaussian.kron.Kron"):
         The precision of the result is the product of the mean factors, with the trace of the sum.
         """
         solved = cls._solved(posteriors, weights, damping, (0.0, 0.0), "cg")
-        kept = cls.summed(posteriors, weights, Merging())
+        projected = cls.summed(posteriors, weights, Merging())
         total = damping + sum(weight * posterior.damping for posterior, weight in zip(posteriors, weights, strict=True))
-        return replace(solved, inputs=kept.inputs, slopes=kept.slopes, damping=total)
+        return replace(solved, inputs=projected.inputs, slopes=projected.slopes, damping=total)
 
     @classmethod
     def merged(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
@@ -82,8 +82,8 @@ class Kron(Gaussian, stored_as="fl_lightning.gaussian.kron.Kron"):
             solved = cls._solved(
                 posteriors, weights, 0.0, cls._factor_damping(posteriors, weights, merging), merging.solver
             )
-        kept = cls.summed(posteriors, weights, merging)
-        return replace(solved, inputs=kept.inputs, slopes=kept.slopes)
+        projected = cls.summed(posteriors, weights, merging)
+        return replace(solved, inputs=projected.inputs, slopes=projected.slopes)
 
     @classmethod
     def damped_posteriors(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> list[Self]:

@@ -1,4 +1,4 @@
-"""How Gaussian posteriors over parameters are combined: products, also within a trust region, and mixtures.
+"""How Gaussian posteriors over parameters are combined: products, also within a trust region.
 
 Sums run in float64 in the order given; results come back in the type of the inputs.
 """
@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import torch
-
 from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.gaussian.damping import Merging
-from fl_lightning.gaussian.diagonal import Diagonal
-from fl_lightning.params import Params, cast_like, flatten, weighted_sum, zip_map
+from fl_lightning.params import Params, flatten, weighted_sum, zip_map
 
 Form = TypeVar("Form", bound=Gaussian)
 
@@ -33,28 +30,6 @@ def product(posteriors: Sequence[Form], weights: Sequence[float], damping: float
     Diagonal(mean={'w': tensor([0.7500])}, precision={'w': tensor([2.])})
     """
     return type(posteriors[0]).product(posteriors, weights, damping)
-
-
-def collapse(components: Sequence[Diagonal], weights: Sequence[float]) -> Diagonal:
-    """The Gaussian nearest to the mixture sum_n w_n q_n in KL(mixture || Gaussian): it has the mixture's moments.
-
-    mu = sum_n w_n mu_n and Sigma = sum_n w_n (Sigma_n + mu_n mu_n^T - mu mu^T), of which the diagonal is kept.
-    The mean is FedAvg's model.
-    """
-    mean = weighted_sum((component.mean for component in components), weights)
-
-    def second_moment(component: Diagonal) -> Params:
-        # The spread of the means is taken about the common mean: mu_n^2 - mu^2 would cancel.
-        return zip_map(
-            lambda m, a, centre: a.double().reciprocal() + (m.double() - centre).square(),
-            component.mean,
-            component.precision,
-            mean,
-        )
-
-    covariance = weighted_sum((second_moment(component) for component in components), weights)
-    precision = zip_map(torch.reciprocal, covariance)
-    return Diagonal(cast_like(mean, components[0].mean), cast_like(precision, components[0].precision))
 
 
 def merged(posteriors: Sequence[Form], weights: Sequence[float], merging: Merging) -> Form:

@@ -162,8 +162,8 @@ class FedCurv(Method):
         }
         # With memory of the last round a client that did not take part has zeros: it is neither part of the sums nor
         # subtracted from them.
-        kept, total = (state.clients, state.total) if self.memory == "all" else _nothing(state.params)
-        return State(params, kept.replaced(sent), total.changed(kept, sent))
+        clients, total = (state.clients, state.total) if self.memory == "all" else _nothing(state.params)
+        return State(params, clients.replaced(sent), total.changed(clients, sent))
 
     def diagnose(
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State

@@ -219,10 +219,10 @@ def _add_if(condition: bool | Tensor, total: Params, params: Params) -> Params:
 
 def _finite(reports: Sequence[Report], weights: Sequence[float]) -> tuple[list[Params], Sequence[float]]:
     """The models that are finite, and their weights; all of them if none is, for then the run has diverged."""
-    keep = [all_finite(report.params) for report in reports]
+    are_finite = [all_finite(report.params) for report in reports]
     models = [report.params for report in reports]
-    if all(keep) or not any(keep):
+    if all(are_finite) or not any(are_finite):
         return models, weights
-    total = sum(weight for weight, kept in zip(weights, keep, strict=True) if kept)
-    chosen = [(m, w / total) for m, w, kept in zip(models, weights, keep, strict=True) if kept]
+    total = sum(weight for weight, is_finite in zip(weights, are_finite, strict=True) if is_finite)
+    chosen = [(m, w / total) for m, w, is_finite in zip(models, weights, are_finite, strict=True) if is_finite]
     return [model for model, _ in chosen], [weight for _, weight in chosen]

@@ -326,10 +326,10 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
 
     def report(self, local: Local, context: Context) -> Report:
         path = local.path_statistics
-        kept = local._replace(path_statistics=path.own) if isinstance(path, Path) else local
+        finished = local._replace(path_statistics=path.own) if isinstance(path, Path) else local
         if self.backtracking:
-            kept = kept._replace(params=backtracked(local, context.start, self.penalty(context)))
-        posterior = self._posterior(kept, context)
+            finished = finished._replace(params=backtracked(local, context.start, self.penalty(context)))
+        posterior = self._posterior(finished, context)
         if isinstance(path, Path):
             return Report(posterior, path.change(local.num_steps, context.own))
         if self.cavity:

@@ -46,7 +46,7 @@ def write(folder: Path, identity: str, snapshot: Snapshot) -> None:
     memories: list[ClientMemory[Any]] = []
     storages: set[int] = set()
 
-    def keep(name: str, leaf: Tensor) -> None:
+    def store(name: str, leaf: Tensor) -> None:
         tensor = leaf.detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
         # safetensors refuses shared memory; a copy of every tensor would be felt with full curvature.
@@ -56,11 +56,11 @@ def write(folder: Path, identity: str, snapshot: Snapshot) -> None:
     for path, leaf in leaves:
         name = trees.path_text(path)
         if isinstance(leaf, Tensor):
-            keep(name, leaf)
+            store(name, leaf)
         elif isinstance(leaf, ClientMemory):
             memories.append(leaf)
             for below, value in trees.flatten_with_path(leaf.default)[0]:
-                keep(f"{name}.default{trees.path_text(below)}", value)
+                store(f"{name}.default{trees.path_text(below)}", value)
         else:
             numbers[name] = leaf
     header = {

@@ -30,7 +30,7 @@ from fl_lightning.metrics.uncertainty import (
     prior_precision,
     sample_curvature,
 )
-from fl_lightning.metrics.uncertainty.evaluate import Arrays, measure
+from fl_lightning.metrics.uncertainty.evaluate import measure
 from fl_lightning.metrics.uncertainty.posterior import Member, Posterior, Scaling, build
 from fl_lightning.models.inputs import Inputs, part
 from fl_lightning.models.task import Task, Weights
@@ -161,12 +161,6 @@ def measured_again(metrics: Mapping[str, float], new: Mapping[str, float]) -> di
     """The metrics of a last round with new numbers; what is not measured any more is NaN, for stores never forget."""
     old = {name: math.nan for name in metrics if is_final(name)}
     return without(metrics) | old | dict(new) | {TIMES: metrics.get(TIMES, 0.0) + 1}
-
-
-def read_arrays(path: Path) -> Arrays:
-    """The curves that a run has left."""
-    with np.load(path, allow_pickle=False) as content:
-        return dict(content)
 
 
 def _client_data(now: Situation) -> list[ClientData]:

@@ -54,9 +54,9 @@ def load_model(run: Result | Path | str, out: Path | str = "runs") -> nn.Module:
     task.load(saved_model.read(folder, task))
     model = task.model.eval()
     if not hasattr(model, "predict"):
-        kept = saved_model.preparation_of(folder)
-        preparation = problem.dataset.preparation if kept is None else kept
-        object.__setattr__(model, "predict", Predictor(model, task.likelihood, preparation, kept is not None))
+        saved = saved_model.preparation_of(folder)
+        preparation = problem.dataset.preparation if saved is None else saved
+        object.__setattr__(model, "predict", Predictor(model, task.likelihood, preparation, saved is not None))
     return model
 
 

@@ -123,8 +123,8 @@ def write(folder: Path, task: Task, weights: Weights, preparation: Preparation) 
     What its inputs go through before it is in the file's header.
     """
     state = {**task.model.state_dict(), **weights.params, **weights.buffers}
-    kept = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
-    write_atomically(folder / FILE, save(kept, metadata={PREPARATION: preparation.text()}))
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
+    write_atomically(folder / FILE, save(tensors, metadata={PREPARATION: preparation.text()}))
     return folder / FILE
 
 

@@ -178,22 +178,22 @@ def a_small_problem_is_accepted(method: Method) -> None:
 
 def hooks_change_no_inputs(method: Method) -> None:
     """No hook writes to what it is given, nor to the method itself."""
-    kept, twin = deepcopy(method), watched(method)
+    original, twin = deepcopy(method), watched(method)
     for record in _problem().run(twin):
         before, after = record.before.state, record.after.state
         twin.diagnose(before, record.cohort, record.reports, after)
         if isinstance(twin, HasPosterior):
             twin.posteriors(record.cohort, record.reports)
-    expect(method == kept, f"{type(method).__name__} changes its own fields; keep what changes in the state")
+    expect(method == original, f"{type(method).__name__} changes its own fields; keep what changes in the state")
 
 
 def a_run_leaves_no_trace(method: Method) -> None:
     """Task and data are after a run what they were before it, and a second run on them has the same numbers."""
     case = _problem()
     task, data = case.task(), [case.dataset.train_x, case.dataset.train_y, case.clients, case.holdout]
-    kept = copied((task.initial, data))
+    before = copied((task.initial, data))
     first = copied(final(case.go_on(method, task=task)))
-    expect(same((task.initial, data), kept), "a run changes the task's initial weights or the data")
+    expect(same((task.initial, data), before), "a run changes the task's initial weights or the data")
     expect(equal_bits(final(case.go_on(method, task=task)), first), "a second run on the same task has other numbers")
 
 
@@ -294,8 +294,8 @@ def what_is_measured_are_numbers(method: Method) -> None:
     posteriors = method.posteriors(cohort, last.reports)
     are_gaussians = all(isinstance(one, Gaussian) for one in posteriors)
     expect(are_gaussians, f"posteriors must be Gaussians, got {posteriors!r:.80}")
-    kept = method.posterior(state, last.round, cohort.training, cohort.server.sizes)
-    check_type(method, "posterior", kept, (MethodPosterior, type(None)), "an MethodPosterior or None")
+    found = method.posterior(state, last.round, cohort.training, cohort.server.sizes)
+    check_type(method, "posterior", found, (MethodPosterior, type(None)), "an MethodPosterior or None")
 
 
 def _check_penalty(penalty: Penalty, params: Params) -> None:

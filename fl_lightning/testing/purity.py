@@ -54,9 +54,9 @@ def _watching(cls: type[Method], hook: str) -> Callable[..., Any]:
     @wraps(original)
     def call(self: Method, *inputs: Any, **named: Any) -> Any:
         others = _of_others(hook, *inputs, **named)
-        kept = copied(others)
+        before = copied(others)
         output = original(self, *inputs, **named)
-        if not same(others, kept):
+        if not same(others, before):
             raise Broken(
                 f"{cls.__name__}.{hook} writes into its inputs; it must return new tensors "
                 "(torch.add instead of add_, a new dict instead of an assignment)"

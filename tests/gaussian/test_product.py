@@ -8,7 +8,7 @@ from torch.func import grad
 from fl_lightning.gaussian.base import PriorLoss
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.full import Full, largest_eigenvalue
-from fl_lightning.gaussian.product import collapse, product
+from fl_lightning.gaussian.product import product
 from fl_lightning.params import flatten, unflatten
 
 
@@ -70,42 +70,10 @@ def test_improper_coordinates_take_the_average():
     assert bool(mean.isfinite().all())
 
 
-def test_the_collapse_has_the_moments_of_the_mixture():
-    components, weights = gaussians(), [0.5, 0.3, 0.2]
-    result = collapse(components, weights)
-    mean = sum(w * c.mean["w"] for w, c in zip(weights, components, strict=True))
-    covariance = sum(
-        w * (c.precision["w"].reciprocal().diag() + torch.outer(c.mean["w"], c.mean["w"]) - torch.outer(mean, mean))
-        for w, c in zip(weights, components, strict=True)
-    )
-    assert torch.allclose(result.mean["w"], mean)
-    assert torch.allclose(result.precision["w"].reciprocal(), covariance.diag())
-
-
-def test_the_collapse_minimises_the_divergence():
-    """KL(mixture || q) = -E_mixture[ln q] + const is smallest at the collapse; checked by quadrature in 1-D."""
-    components = [
-        Diagonal({"w": torch.tensor([m], dtype=torch.float64)}, {"w": torch.tensor([p], dtype=torch.float64)})
-        for m, p in ((-1.0, 2.0), (2.0, 0.5))
-    ]
-    weights = [0.4, 0.6]
-    grid = torch.linspace(-15, 15, 20001, dtype=torch.float64)
-    mixture = sum(w * torch.exp(dense(c).log_prob(grid[:, None])) for w, c in zip(weights, components, strict=True))
-
-    def cross_entropy(q):
-        return float(-(mixture * dense(q).log_prob(grid[:, None])).sum() * (grid[1] - grid[0]))
-
-    best = collapse(components, weights)
-    for shift, scale in ((0.1, 1.0), (-0.1, 1.0), (0.0, 1.1), (0.0, 0.9)):
-        other = Diagonal({"w": best.mean["w"] + shift}, {"w": best.precision["w"] * scale})
-        assert cross_entropy(other) > cross_entropy(best)
-
-
 def test_float32_in_float32_out():
     single = [Diagonal({"w": g.mean["w"].float()}, {"w": g.precision["w"].float()}) for g in gaussians()]
-    for combine in (product, collapse):
-        result = combine(single, [0.5, 0.3, 0.2])
-        assert result.mean["w"].dtype == result.precision["w"].dtype == torch.float32
+    result = product(single, [0.5, 0.3, 0.2])
+    assert result.mean["w"].dtype == result.precision["w"].dtype == torch.float32
 
 
 def full_gaussians(number=3, seed=0, rank=5):

@@ -61,12 +61,12 @@ def linearise(task: Task, weights: Weights, x: Inputs, last_only: bool = False) 
             seed = torch.zeros_like(logits)
             seed[:, k] = 1
             pushed = torch.autograd.grad(recording.logits, outputs, seed, retain_graph=True)
-            for kept, call, gradient in zip(found, recording.calls, pushed, strict=True):
+            for parts, call, gradient in zip(found, recording.calls, pushed, strict=True):
                 rows = layers.gradient_rows(call.layer, gradient)
-                kept.append(rows.view(len(logits), -1, rows.shape[1]))
+                parts.append(rows.view(len(logits), -1, rows.shape[1]))
         named = {
-            call.weight: Layer(rows_of(call), torch.stack(kept, 1))
-            for call, kept in zip(recording.calls, found, strict=True)
+            call.weight: Layer(rows_of(call), torch.stack(parts, 1))
+            for call, parts in zip(recording.calls, found, strict=True)
         }
         return Linearised(logits, named)
     finally:

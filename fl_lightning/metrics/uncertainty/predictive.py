@@ -181,12 +181,12 @@ def _block_size(posterior: "Posterior", x: Inputs, kinds: Sequence[str]) -> int:
     linear = linearise(
         posterior.task, posterior.weights, part(x, slice(0, 1)), last_only=posterior.form == "last_layer"
     )
-    kept = sum(layer.gradients.numel() for layer in linear.layers.values())
+    stored = sum(layer.gradients.numel() for layer in linear.layers.values())
     # Where a Jacobian is a sum over places, or has to be turned as a whole, it is formed after all.
     formed = [
         block.spectrum.numel()
         for block in posterior.blocks
         if isinstance(block, DenseBlock) or linear.layers[block.weight].rows.shape[1] > 1
     ]
-    numbers = kept + sum(formed) * linear.logits.shape[1]
+    numbers = stored + sum(formed) * linear.logits.shape[1]
     return max(1, min(MOST_SAMPLES, LARGEST_BLOCK // max(1, numbers)))

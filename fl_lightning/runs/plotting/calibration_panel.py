@@ -30,8 +30,8 @@ def reliability(panel: Axes, arrays: Arrays, looks: Mapping[str, Look]) -> None:
     panel.plot([0, 100], [0, 100], color=palette.current().faint, lw=0.8, linestyle=(0, (1.2, 1.2)))
     for kind, look in looks.items():
         counts = arrays[f"{kind}/samples"]
-        kept = counts >= FEWEST
-        confidence, hits = (100 * arrays[f"{kind}/{name}"][kept] / counts[kept] for name in ("confidence", "hits"))
+        known = counts >= FEWEST
+        confidence, hits = (100 * arrays[f"{kind}/{name}"][known] / counts[known] for name in ("confidence", "hits"))
         strokes.curve(panel, confidence, hits, look)
     panel.set(xlabel="confidence (%)", ylabel="accuracy (%)", xlim=(0, 100), ylim=(0, 100))
 
