@@ -142,18 +142,10 @@ class Split:
         for name, part in (("subset", "training"), ("test_subset", "test")):
             share = getattr(self, name)
             require(0 < share <= 1, f"data.{name} must be > 0 and <= 1, got {share:g}; 1 uses the whole {part} set")
-        require(
-            0 <= self.holdout < 1,
-            f"data.holdout must be >= 0 and < 1, got {self.holdout:g}; 0 leaves all samples to the clients",
-        )
-        require(
-            0 <= self.validation < 1,
-            f"data.validation must be >= 0 and < 1, got {self.validation:g}; 0 leaves all samples to the clients",
-        )
-        require(
-            0 <= self.client_test < 1,
-            f"data.client_test must be >= 0 and < 1, got {self.client_test:g}; 0 gives clients no test sets",
-        )
+        rest = "leaves all samples to the clients"
+        for name, zero in (("holdout", rest), ("validation", rest), ("client_test", "gives clients no test sets")):
+            share = getattr(self, name)
+            require(0 <= share < 1, f"data.{name} must be >= 0 and < 1, got {share:g}; 0 {zero}")
         require(
             self.holdout + self.validation < 1,
             "data.holdout + data.validation must be < 1, or nothing is left for the clients, got "
