@@ -1,7 +1,7 @@
 """The curvature of a linear layer that gives the outputs: (1/m) sum_i H_i (x) a~_i a~_i^T, for any likelihood.
 
 a~ = (a, 1) are the layer's inputs, H_i the curvature of the loss at its outputs. Classification has a shorter way
-(`softmax`).
+(`softmax_hessian`).
 """
 
 from collections.abc import Iterable, Iterator

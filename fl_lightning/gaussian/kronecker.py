@@ -2,7 +2,7 @@
 
 M = [W, b] are the layer's weight (kernels of a convolution flattened) and bias, A the second moments of its inputs (a,
 1) and G those of the gradients at its outputs: Lambda vec(M) = vec(G M A), row by row. A sum of Kronecker products is
-none: products of Gaussians are solved by conjugate gradients (`kron_sum`), and their precision is projected.
+none: products of Gaussians are solved by conjugate gradients (`kronecker_solve`), and their precision is projected.
 """
 
 from collections.abc import Sequence

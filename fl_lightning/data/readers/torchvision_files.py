@@ -1,7 +1,7 @@
 """MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 in torchvision's layout; torchvision downloads what is missing.
 
 CIFAR's files are pickles, which may run code when they are read. So only the official files are, known by their MD5
-sums; they are decoded once and mapped from then on (`mapped.py`). An IDX file is a header and the plain bytes of the
+sums; they are decoded once and mapped from then on (`memory_map`). An IDX file is a header and the plain bytes of the
 images, so the file itself is mapped: several runs on one machine share one copy.
 """
 
