@@ -84,8 +84,8 @@ class Quadratic(Penalty):
 
     def value_and_grad(self, params: Params) -> tuple[Tensor, Params]:
         offset = zip_map(torch.sub, params, self.centre)
-        gradient = self._gradient(offset)
-        return 0.5 * _dot(gradient, offset), gradient
+        grad = self._gradient(offset)
+        return 0.5 * _dot(grad, offset), grad
 
     def along_path(self) -> Callable[[Params], tuple[Tensor, Params]]:
         # Memory that every step fills again: to allocate it anew would double the time of a step.
