@@ -27,9 +27,9 @@ def key(seed: int, purpose: str, *parts: int) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def generator(seed: int, purpose: str, *parts: int) -> torch.Generator:
-    """A torch generator on the CPU, so that the numbers are the same for every device."""
-    return torch.Generator().manual_seed(key(seed, purpose, *parts))
+def generator(seed: int, purpose: str, *parts: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A torch generator, mostly on the CPU, so that the numbers are the same for every device."""
+    return torch.Generator(device).manual_seed(key(seed, purpose, *parts))
 
 
 def numpy_generator(seed: int, purpose: str, *parts: int) -> np.random.Generator:

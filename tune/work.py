@@ -21,6 +21,7 @@ from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.folder import latest
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.open_run import RunOptions
+from fl_lightning.system.program import in_words
 from tune.outcome import measured
 
 
@@ -147,5 +148,6 @@ def _newest(value: float, before: float) -> float:
 
 
 def _with_failure(status: TrialStatus, name: str, error: BaseException) -> TrialStatus:
-    reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    known = str(error) if isinstance(error, UserError) else in_words(error)
+    reason = known or f"{type(error).__name__}: {error}"
     return status._replace(finished=status.finished + 1, failures={**status.failures, name: reason})

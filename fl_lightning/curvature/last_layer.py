@@ -45,9 +45,10 @@ def hessian(samples: Iterable[tuple[Tensor, Tensor]], params: Params) -> Tensor:
     classes, size = weight.shape[0], weight.shape[1] + (len(params) - 1)
     total = weight.new_zeros(classes, size, classes, size)
     for x, h in samples:
+        is_coupled = h.any(0).tolist()
         for k in range(classes):
             for other in range(k, classes):
-                if bool(h[:, k, other].any()):
+                if is_coupled[k][other]:
                     block = (x * h[:, k, other, None]).T @ x
                     total[k, :, other] += block
                     if other != k:

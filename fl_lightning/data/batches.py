@@ -15,7 +15,7 @@ from fl_lightning import streams
 from fl_lightning.data import augment
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.models.inputs import Inputs, each
-from fl_lightning.params import Params, flatten, unflatten
+from fl_lightning.params import Params, count, unflatten
 from fl_lightning.training import Training
 
 # The id under which the server's own data go.
@@ -165,7 +165,10 @@ class Plan:
             yield from self.examples(epoch)
 
     def noise(self, step: int, like: Params) -> Params:
-        """Standard normal numbers of one step, one per parameter, for local rules that are random."""
-        flat = flatten(like)
-        stream = streams.generator(self.seed, "rule", self.round, self.data.client, step)
-        return unflatten(torch.randn(len(flat), generator=stream, dtype=flat.dtype).to(flat.device), like)
+        """Standard normal numbers of one step, one per parameter, for local rules that are random.
+
+        They are drawn where the parameters lie: to draw them on the CPU would cost more than a step on a GPU.
+        """
+        one = next(iter(like.values()))
+        stream = streams.generator(self.seed, "rule", self.round, self.data.client, step, device=one.device)
+        return unflatten(torch.randn(count(like), generator=stream, dtype=one.dtype, device=one.device), like)

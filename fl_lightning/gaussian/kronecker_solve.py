@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fl_lightning.params import numbers
 from fl_lightning.system import activity
 
 # Where conjugate gradients stop: residual relative to the right side, and iterations.
@@ -72,10 +73,10 @@ class KronSum:
         if size == 0 or not bool(torch.isfinite(right).all()):
             return Solution(right.clone(), 0, 0.0)
         precondition = self._preconditioner()
-        step = precondition(residual)
-        direction, decrease = step, float((residual * step).sum())
+        direction = step = precondition(residual)
+        error, decrease = numbers((residual.norm(), (residual * step).sum()))
         iterations = 0
-        while float(residual.norm()) > TOLERANCE * size and iterations < MOST_ITERATIONS and decrease > 0:
+        while error > TOLERANCE * size and iterations < MOST_ITERATIONS and decrease > 0:
             iterations += 1
             activity.say(f"conjugate gradients over {right.numel():,} parameters, iteration {iterations}")
             image = self.apply(direction)
@@ -83,9 +84,10 @@ class KronSum:
             value.add_(direction, alpha=length)
             residual.sub_(image, alpha=length)
             step = precondition(residual)
-            before, decrease = decrease, float((residual * step).sum())
+            before = decrease
+            error, decrease = numbers((residual.norm(), (residual * step).sum()))
             direction = step + (decrease / before) * direction
-        return Solution(value, iterations, float(residual.norm()) / size)
+        return Solution(value, iterations, error / size)
 
     def factored(self, right: Tensor) -> Solution:
         """[sum_n w_n G_n]^-1 R [sum_n w_n A_n]^-1, which solves K V = R if all G_n or all A_n are equal."""

@@ -72,10 +72,21 @@ def in_use() -> ModuleType | None:
     return module if started() else None
 
 
+def hold_to(share: float) -> None:
+    """Hold this process to a part of its accelerator's memory, where torch can: Ray counts parts, but checks none."""
+    limit = getattr(torch.get_device_module(accelerator() or "cpu"), "set_per_process_memory_fraction", None)
+    if limit is not None:
+        limit(min(share, 1.0))
+
+
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that are free on an accelerator; None where torch does not say."""
-    ask = getattr(torch.get_device_module(device), "mem_get_info", None)
-    return None if ask is None else int(ask(device)[0])
+    """Bytes that are free on an accelerator for this process; None where torch does not say."""
+    module = torch.get_device_module(device)
+    if not hasattr(module, "mem_get_info"):
+        return None
+    free, total = module.mem_get_info(device)
+    share = getattr(module, "get_per_process_memory_fraction", lambda device: 1.0)(device)
+    return int(min(free, share * total))
 
 
 def product_name(device: torch.device) -> str:

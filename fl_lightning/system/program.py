@@ -81,8 +81,13 @@ def check_temporary() -> None:
     )
 
 
-def in_words(error: Exception) -> str | None:
+def in_words(error: BaseException) -> str | None:
     """A lack of memory or disk in one line; None for every other error."""
+    if type(error).__name__ == "OutOfMemoryError":  # torch's; to import it takes seconds
+        return (
+            "the device has not as much memory as this process needs; give it a larger part (--resources.gpu), or "
+            "choose a smaller model, batch or engine.chunk; finished rounds are saved"
+        )
     if _is_lack_of_memory(error):
         return (
             "this process cannot have as much memory as it needs; give it more (ulimit -v, the job's limit), or choose "

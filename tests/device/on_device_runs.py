@@ -218,3 +218,16 @@ def test_fewer_clients_at_once_where_memory_runs_out(monkeypatch):
 def test_memory_that_is_free():
     with simulated.memory(1000):
         assert memory.available(torch.device(DEVICE)) == 1000
+
+
+@pytest.fixture
+def a_quarter():
+    """As a trial with `--resources.gpu 0.25` has it."""
+    devices.hold_to(0.25)
+    yield
+    devices.hold_to(1.0)
+
+
+def test_a_trial_with_a_quarter_of_a_gpu_has_a_quarter_of_its_memory(a_quarter):
+    device = torch.device(DEVICE)
+    assert memory.available(device) == simulated.LIMITLESS // 4

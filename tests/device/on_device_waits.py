@@ -4,8 +4,16 @@ docs/scaling.md has them in a table.
 """
 
 import pytest
+import torch
 
-from tests.device.waits import ENGINES, METHODS, cost
+from fl_lightning import Training
+from fl_lightning.curvature import last_layer
+from fl_lightning.data.batches import ClientData, Plan
+from fl_lightning.gaussian import kronecker_solve
+from fl_lightning.gaussian.kronecker_solve import KronSum
+from tests.device import simulated
+from tests.device.runs_on_device import DEVICE
+from tests.device.waits import ENGINES, METHODS, cost, problem
 
 # Of a round of four clients, and what one more client adds. Steps and tensors add nothing.
 TRAINING = {
@@ -25,3 +33,43 @@ def test_waits(method, engine):
     assert (measuring["step"], measuring["layer"]) == (0, 0)
     assert (training["round"], training["client"]) == TRAINING[method][engine]
     assert (measuring["round"], measuring["client"]) == MEASURING[method]
+
+
+def waits_of(function):
+    with simulated.counting() as seen:
+        function()
+    return sum(number for (kind, *_), number in seen.items() if kind != "h2d")
+
+
+def factors(size):
+    stream = torch.Generator().manual_seed(size)
+    roots = [torch.randn(size, size, generator=stream, dtype=torch.float64) for _ in range(3)]
+    return [(root @ root.T).to(DEVICE) for root in roots]
+
+
+def test_an_iteration_of_conjugate_gradients_waits_twice(monkeypatch):
+    """For its length, and for what is left."""
+    equation = KronSum(factors(6), factors(5), [0.2, 0.3, 0.5], 0.0, 0.0, 1e-3)
+    right = torch.ones(6, 5, dtype=torch.float64, device=DEVICE)
+    found = {}
+    for most in (2, 5):
+        monkeypatch.setattr(kronecker_solve, "MOST_ITERATIONS", most)
+        found[most] = waits_of(lambda: equation.solved(right))
+    assert found[5] - found[2] == 3 * 2
+
+
+@pytest.mark.parametrize("outputs", [2, 6])
+def test_the_curvature_of_the_last_layer_waits_once_a_block(outputs):
+    weight = torch.zeros(outputs, 3, device=DEVICE)
+    blocks = [(torch.ones(4, 3, device=DEVICE), torch.ones(4, outputs, outputs, device=DEVICE)) for _ in range(2)]
+    assert waits_of(lambda: last_layer.hessian(blocks, {"weight": weight})) == 2
+
+
+def test_noise_is_drawn_on_the_device():
+    given = problem(clients=1, layers=1)
+    data = ClientData(0, given.dataset, given.clients[0], torch.float32)
+    plan = Plan(data, seed=0, round=1, training=Training(), num_epochs=1)
+    with simulated.counting() as seen:
+        noise = plan.noise(0, given.task.initial.params)
+    assert not seen
+    assert {value.device.type for value in noise.values()} == {DEVICE}

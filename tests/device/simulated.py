@@ -98,7 +98,10 @@ def device_module(device):
         total = LIMITLESS if limit < 0 else limit
         return total - device.memory_allocated(), total
 
+    shares = {"sim": 1.0}
     module.mem_get_info = mem_get_info
+    module.set_per_process_memory_fraction = lambda share: shares.update(sim=share)
+    module.get_per_process_memory_fraction = lambda device_=None: shares["sim"]
     return module
 
 
@@ -168,8 +171,8 @@ def counting(depth=60):
 
 @contextlib.contextmanager
 def memory(free):
-    """Leave so many bytes of the device's memory."""
-    _loaded.set_memory_limit(_loaded.memory_allocated() + free)
+    """Leave so many bytes of the device's memory in this block."""
+    limit(free)
     try:
         yield
     finally:
@@ -178,3 +181,8 @@ def memory(free):
 
 def allocated():
     return _loaded.memory_allocated()
+
+
+def limit(free):
+    """Leave so many bytes of the device's memory, to the end of this process."""
+    _loaded.set_memory_limit(_loaded.memory_allocated() + free)

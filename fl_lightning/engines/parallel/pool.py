@@ -194,7 +194,7 @@ class Pool:
         group = ray.util.get_current_placement_group()
         if group is not None:  # of the trial that this process is
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, place)
-        return ray.remote(Worker).options(**options).remote(gpu > 0)
+        return ray.remote(Worker).options(**options).remote(gpu)
 
     def _check_room(self) -> None:
         """Refuse to wait for workers that no node has a place for."""

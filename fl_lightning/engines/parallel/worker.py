@@ -123,12 +123,12 @@ class Worker:
     """The body of a Ray actor.
 
     Args:
-        on_gpu: Whether it was given a GPU, or a part of one.
+        gpu: How many GPUs it was given, or which part of one.
     """
 
-    def __init__(self, on_gpu: bool) -> None:
+    def __init__(self, gpu: float) -> None:
         enrol(os.getpid())
-        self._on_gpu = on_gpu
+        self._gpu = gpu
         self._unpacked: dict[str, Unpacked] = {}
 
     def prepare(self, problem: Sequence[Any], variables: Mapping[str, str], code: Code) -> Failure | None:
@@ -204,7 +204,7 @@ class Worker:
 
     def _device(self) -> torch.device:
         """Ray shows a worker the GPU that it was given, and no other, by CUDA_VISIBLE_DEVICES."""
-        if not self._on_gpu:
+        if not self._gpu:
             return torch.device("cpu")
         import ray
 
@@ -215,6 +215,7 @@ class Worker:
                 f"a worker on {socket.gethostname()} was given GPU {given}, but torch sees none there; install a "
                 "CUDA build of torch, or leave out --resources.gpu"
             )
+        devices.hold_to(self._gpu)
         return device
 
 
