@@ -23,6 +23,19 @@ PENALTIES = {
 }
 
 
+@pytest.mark.parametrize("name", [name for name in PENALTIES if name != "detached"])
+def test_gradients_and_steps_are_those_of_the_value(name):
+    penalty, theta = PENALTIES[name], params(4)
+    slope = torch.func.grad(penalty.value)(theta)
+    value, beside = penalty.value_and_grad(theta)
+    assert value == pytest.approx(penalty.value(theta).item(), rel=1e-14)
+    moved = zip_map(torch.clone, theta)
+    penalty.descent(0.1)(moved)
+    step = zip_map(lambda before, after: (before - after) / 0.1, theta, moved)
+    for found in (penalty.grad(theta), beside, step):
+        torch.testing.assert_close(found, slope, rtol=1e-12, atol=1e-14)
+
+
 def large(seed, change=lambda value: value):
     """More than a piece, one tensor in another order, one empty."""
     stream = torch.Generator().manual_seed(seed)

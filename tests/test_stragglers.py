@@ -105,6 +105,11 @@ def test_draws_are_keyed_by_seed_and_round():
     assert draw(0, 1).keys() != draw(1, 1).keys()
 
 
+def test_cohorts_are_drawn_anew_in_every_round_and_for_every_seed():
+    drawn = {cohort_of(FedProx(), round=r, seed=s, fraction=0.5).members for r in range(1, 4) for s in range(3)}
+    assert len(drawn) == 9
+
+
 def test_everybody_is_one_sooner_or_later():
     federation = Federation(straggler_fraction=0.2)
     seen = set()

@@ -10,6 +10,7 @@ from analysis import claims
 from analysis.catalogue import CATALOGUE
 from analysis.claims import federated, laplace, simulation
 from analysis.claims.claim import Outcomes, alike, compared
+from analysis.claims.means import falls
 from analysis.selection import parts
 from analysis.study_records import Spec
 from tests.support.synthetic import as_study, rounds_table
@@ -54,6 +55,32 @@ def test_heterogeneity_and_clients_lower_accuracy():
     assert found.held[0].text.startswith("GA rises with α in 12 of 12 steps, by points a step; +")
     turned = rounds.assign(**{"data.alpha": 1 / rounds["data.alpha"], "data.clients": 400 / rounds["data.clients"]})
     assert federated.environment(part_of(turned)).verdict == "not confirmed"
+
+
+def test_four_steps_of_five_are_enough_and_a_flat_one_is_no_rise():
+    alphas = (0.01, 0.1, 1, 10, 100, 1000)
+    rounds = rounds_table(alphas=alphas, clients=(5, 20), seeds=20, rounds=1)
+    above = rounds["data.alpha"].map(dict(zip(alphas, (0.1, 0.2, 0.3, 0.4, 0.5, 0.5), strict=True)))
+    found = federated.environment(part_of(rounds.assign(GA=above - 0.001 * rounds["data.clients"]))).held[0]
+    assert found.text.startswith("GA rises with α in 16 of 20 steps")
+    assert found.answer == "yes"
+    lower = rounds.assign(GA=above.where(rounds["data.alpha"].ne(10), 0.3) - 0.001 * rounds["data.clients"])
+    assert federated.environment(part_of(lower)).held[0].answer == "no"  # 12 of 20
+
+
+def test_alpha_1_is_large():
+    found = federated.first_round(part_of(rounds_table(alphas=(0.1, 1), clients=(5,), rounds=1)))
+    assert [one.text[:17] for one in found.held] == ["α = 0.1, N = 5: F", "α = 1, N = 5: the"]
+
+
+def test_a_threshold_is_reached_by_what_equals_it_and_never_is_after_the_last_round():
+    values = {"a": [0.4, 0.5, 0.6], "b": [0.4, 0.4, 0.4], "c": [0.9, 0.9, 0.9]}
+    rows = [(run, "abc".index(run), r, ga) for run, several in values.items() for r, ga in enumerate(several, start=1)]
+    rounds = pd.DataFrame(rows, columns=["run_id", "seed", "round", "GA"])
+    row = pd.Series({"run_ids": ["a", "b", "c"], "outcomes": {0: 0.6, 1: 0.4, 2: np.nan}})
+    found = federated._arrivals(row, rounds, 0.5)
+    assert found == pytest.approx({0: 2, 1: np.inf, 2: np.nan}, nan_ok=True)
+    assert federated._censored(found, rounds).by_seed == pytest.approx({0: 2, 1: 4, 2: np.nan}, nan_ok=True)
 
 
 def test_faster_and_higher():
@@ -147,6 +174,7 @@ def test_falls_are_added_up():
     rough = smooth.assign(
         case="FOLA offline", run_id=smooth["run_id"] + "x", GA=smooth["GA"] - 0.15 * (smooth["round"] % 3 == 0)
     )
+    assert falls(rough, 3).to_numpy() == pytest.approx(2 * 5)  # what falls into round 3 is not after it
     found = federated.steadiness(part_of(pd.concat([smooth, rough])))
     assert found.verdict == "confirmed"
     table = found.table.set_index("case")["falls of GA (points)"]
@@ -188,6 +216,7 @@ def test_a_part_that_cannot_be_told_confirms_nothing():
 def test_where_the_seed_draws_the_partition_one_seed_cannot_tell():
     part = part_of(rounds_table(**{**GRID, "seeds": 1}, rounds=1), "mnist_first_round")
     assert federated.first_round(part).told
+    assert federated.first_round(part).asking(1).told
     one = verdicts(part)["first_round"]
     assert one.verdict == "cannot be told"
     assert "1 of the 2 seeds that the rule needs" in claims.markdown(one)
@@ -223,7 +252,7 @@ def test_a_mean_alone_confirms_nothing():
     assert compared("GA", of_seeds(52.0, 62.0, 73.0), level).answer == "yes"
     assert compared("GA", of_seeds(52.0), level)[:2] == ("GA; +2 (n = 1, no interval)", "tends to")
     assert compared("GA", level, 50.0).answer == "tends to"
-    assert compared("GA", level, level).answer == "no"
+    assert compared("GA", level, level).answer == compared("GA", level, level, less=True).answer == "no"
 
 
 def test_alike_is_an_interval_within_a_point():
@@ -302,7 +331,9 @@ def test_prior_and_product():
     unsure = {**accuracies, ("product", 0.0): [0.5, 0.59]}
     assert federated.prior_and_product(part_of(ablation(unsure))).verdict == "tends to"
     worse = {**accuracies, ("product", 0.0): [0.7, 0.7]}
-    assert federated.prior_and_product(part_of(ablation(worse))).verdict == "not confirmed"
+    found = federated.prior_and_product(part_of(ablation(worse)))
+    assert found.verdict == "not confirmed"
+    assert found.held[0].text.startswith("product with prior 60.0 % GA, product alone 70.0 %")  # strength 0 is no prior
 
 
 def test_the_best_of_several_strengths_is_not_judged_on_the_seeds_that_chose_it():
@@ -349,6 +380,17 @@ def test_e_full_must_be_close_to_the_average_where_others_are_not():
     assert "2 of 4 rounds" in found.held[0].text
     same = {case: [0, 0, 0, 0] for case in {**others, **far}}
     assert laplace.e_full_is_average(part_of(curvature_rounds(same))).held[0].answer == "cannot be told"
+
+
+def test_a_point_apart_is_apart():
+    assert laplace._others_differ({"FedAvg": of_seeds(50.0), "full online": of_seeds(51.0)})
+    assert not laplace._others_differ({"FedAvg": of_seeds(50.0), "full online": of_seeds(50.9)})
+
+
+def test_three_rounds_are_three_rounds():
+    gaps = {"FedAvg": [0, 0, 0], "full online": [0.08, 0.09, 0.1], "full offline": [0.08, 0.09, 0.1]}
+    held = laplace.full_is_best(part_of(curvature_rounds(gaps))).held
+    assert [one.answer for one in held] == ["yes", "yes", "yes", "cannot be told"]
 
 
 def test_an_error_that_goes_the_other_way_is_not_tracked():

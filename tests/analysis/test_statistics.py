@@ -224,8 +224,9 @@ def test_the_t_interval_has_its_level_for_three_pairs():
 
 def test_differences_that_are_equal_in_samples_have_equal_ranks():
     """Two test images more, two less, none: in floating point the first two differ in the last digit."""
-    first, second = [332 / 359, 346 / 359, 340 / 359], [330 / 359, 348 / 359, 340 / 359]
-    found = paired([100 * a for a in first], [100 * b for b in second])
+    first, second = ([100 * (right / 359) for right in several] for several in ((300, 301, 340), (298, 303, 340)))
+    assert abs(first[0] - second[0]) != abs(first[1] - second[1])
+    found = paired(first, second)
     assert (found.ahead, found.ties) == (1, 1)
     assert found.effect == 0
     assert found.difference.mean == 0

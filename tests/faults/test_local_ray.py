@@ -2,7 +2,6 @@
 
 import os
 import pty
-import random
 import re
 import select
 import signal
@@ -166,20 +165,19 @@ def test_a_wrong_token_is_named(out, study, drive, token):
 
 
 def test_ctrl_c_while_ray_starts(out, study, drive):
-    """At random moments after the session has its folder: the right word and number, soon, and nothing left."""
-    rng = random.Random(0)
-    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+    """As soon as the session has its folder, its head, its node: the right word and number, and nothing left."""
+    stages = {"": signal.SIGINT, "/**/gcs_server.out": signal.SIGTERM, "/**/raylet.out": signal.SIGINT}
+    for sign, number in stages.items():
         driver = drive(study)
-        while not any(name.startswith("fl-ray-") for name in os.listdir(driver.temporary)):
+        while not any(Path(driver.temporary).glob(f"fl-ray-*{sign}")):
             assert driver.process.poll() is None, driver.errors
             time.sleep(0.005)
-        time.sleep(rng.uniform(0, 4))
         driver.process.send_signal(number)
         assert driver.wait() == 128 + number, driver.errors
         last = "fl-lightning: stopped; finished rounds are saved, the same command goes on"
         assert driver.errors.split("\n") == ["", last, ""]
-        assert driver.wait_until_gone(20) == {}
-        assert not [name for name in os.listdir(driver.temporary) if name.startswith("fl-ray-")]
+        assert driver.wait_until_gone() == {}
+        assert not any(Path(driver.temporary).glob("fl-ray-*"))
 
 
 WRITES_ON = """

@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 
 from fl_lightning import experiment
 from fl_lightning.errors import UserError
+from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.folder import finished, folder_of
 from fl_lightning.runs.tracking.live_copy import LiveCopy
@@ -226,21 +227,26 @@ def test_a_new_store_is_told_what_the_folders_know(tmp_path, empty_store, loss):
         assert "rounds.parquet" in {item.path for item in client.list_artifacts(result.run_id)}
 
 
-def test_a_run_that_another_process_computes_is_waited_for(out, capsys):
+def test_a_run_that_another_process_computes_is_waited_for(out, monkeypatch):
     config = configure(workers.SETTINGS)
     folder = folder_of(config, out)
     folder.mkdir()
-    held = Event()
+    held, warned, words = Event(), Event(), []
 
-    def other() -> None:
+    def warn(text):
+        words.append(text)
+        warned.set()
+
+    def other():
         with filelock.FileLock(folder / "lock"):
             held.set()
-            time.sleep(0.5)
+            warned.wait()
 
-    Thread(target=other).start()
+    monkeypatch.setattr(run_folder.activity, "warn", warn)
+    Thread(target=other, daemon=True).start()
     held.wait()
     assert experiment.run(config, out).status == "finished"
-    assert "another process is computing this run" in capsys.readouterr().err
+    assert words[0].startswith("another process is computing this run")
 
 
 def test_a_process_does_not_wait_for_itself(out):

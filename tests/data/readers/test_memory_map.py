@@ -227,8 +227,7 @@ def test_the_fingerprint_of_files_left_alone_is_remembered(tmp_path, file, monke
     def forget():
         monkeypatch.setattr(fingerprint, "_known", {})
 
-    monkeypatch.setattr(fingerprint, "SETTLED_SECONDS", 0.0)
-    time.sleep(0.02)
+    monkeypatch.setattr(fingerprint, "SETTLED_SECONDS", -1.0)
     first = fingerprint.of_files({"": file})
     notes = list((tmp_path / "data/prepared/fingerprints").iterdir())
     assert [note.read_text() for note in notes] == [first]
