@@ -75,6 +75,16 @@ def test_clients_are_measured_on_their_own_tests_before_and_after():
         assert found.metrics[f"PA_{name}_std"] == pytest.approx(known.std(ddof=0))
 
 
+def test_ga_validation_is_that_of_samples_on_which_nobody_trains():
+    case, method = ragged(), FedAvg()
+    record = case.run(method)[-1]
+    dataset = replace(case.dataset, validation=case.holdout)
+    x, y = dataset.train_x[case.holdout], dataset.train_y[case.holdout]
+    found = measure(method, case.task(), dataset, record)
+    assert found["GA_validation"] == right(record.after.state.params, x, y)
+    assert found["GA_validation"] != found["GA"]
+
+
 def test_the_worst_tenth_is_rounded_up():
     values = [i / 100 for i in range(21)]
     assert summary(values)["_worst"] == pytest.approx((0 + 0.01 + 0.02) / 3)
