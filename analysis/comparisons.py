@@ -323,6 +323,21 @@ def confirmed_remarks(found: pd.DataFrame) -> list[str]:
     return [f"the numbers of the best settings are of {many} fresh seeds, which had no part in choosing them"]
 
 
+def error_points(study: Study, error: str) -> pd.DataFrame:
+    """The runs that say something about an error, after their last round.
+
+    AE is about aggregation from the usual start, LF about clients that start at the optimum. Without such
+    clients, LF is that of the usual runs.
+    """
+    runs = study.runs
+    if error not in runs:
+        return runs.iloc[:0]
+    known = runs.loc[runs["ended"] & runs[error].notna() & runs["data.alpha"].notna()]
+    start = known["federation.start"].notna() if "federation.start" in known else pd.Series(False, known.index)
+    chosen = known.loc[start if error == "LF" and start.any() else ~start]
+    return chosen.loc[chosen["federation.rounds"].eq(chosen["federation.rounds"].max())]
+
+
 def symbol(key: str) -> str:
     """A setting as the paper writes it.
 

@@ -22,7 +22,6 @@ from tune.best import OPTIMISM
 
 Spread = Literal["std", "interval", "none"]
 SPREADS: tuple[Spread, ...] = ("std", "interval", "none")
-NOTE = "[low, high]: 95 % bootstrap interval over seeds; (low to high): range of fewer than five runs, no interval."
 # Columns that say something only if some number is another.
 QUIET = {"ties": 0, "diverged seeds": 0, "diverged settings": 0, "incomplete settings": 0, "settings tried": 1}
 ENDS = (" low", " high", " std")

@@ -22,19 +22,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from analysis.runs import Study
 from analysis.statistics import MIN_FOR_INTERVAL
 from fl_lightning.runs.plotting import palette
-from fl_lightning.runs.plotting.palette import (
-    DARK,
-    DASHES,
-    LIGHT,
-    METHODS,
-    THEMES,
-    Look,
-    Theme,
-    dashes,
-    looks,
-    sequence,
-    theme,
-)
+from fl_lightning.runs.plotting.palette import Theme
+from fl_lightning.runs.plotting.palette import theme as theme  # for users, beside the figures
 from fl_lightning.runs.plotting.strokes import dress, take_literally
 
 # Inches: one column of a two-column paper, and both.
@@ -241,33 +230,3 @@ def _settings(colours: Theme) -> Any:
         "figure.constrained_layout.h_pad": 0.03,
         "figure.constrained_layout.w_pad": 0.03,
     }
-
-
-__all__ = [
-    "COLUMN",
-    "DARK",
-    "DASHES",
-    "LIGHT",
-    "METHODS",
-    "PAGE",
-    "THEMES",
-    "Look",
-    "Picture",
-    "as_svg",
-    "dashes",
-    "dress",
-    "empty",
-    "faint",
-    "headline",
-    "ink",
-    "legend",
-    "logarithmic",
-    "looks",
-    "paper",
-    "picture",
-    "recoloured",
-    "save",
-    "seeds",
-    "sequence",
-    "theme",
-]

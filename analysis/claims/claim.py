@@ -174,6 +174,24 @@ def weakest(parts: Sequence[Statement]) -> Statement:
     return min(parts, key=lambda one: (list(VERDICT_OF).index(one.answer), one.margin))
 
 
+def against_the_best(text: str, one: Outcomes, rivals: Mapping[str, Outcomes]) -> Statement:
+    """A case against the rival that is hardest to beat, each on the seeds that both have.
+
+    Args:
+        text: What is compared, and where.
+        one: Of the case that the claim speaks for.
+        rivals: Of every other one.
+    """
+    found = [
+        compared(f"{text}, above every other, least surely {rival}", one, other)
+        for rival, other in rivals.items()
+        if one.by_seed.keys() & other.by_seed.keys()
+    ]
+    if not found:
+        return unknown(text, "no other method has ended on the same seeds")
+    return weakest([one for one in found if one.seeds > 1] or found)  # one seed tells nothing where others have more
+
+
 class Finding(NamedTuple):
     """What came out.
 

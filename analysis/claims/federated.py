@@ -14,12 +14,12 @@ from analysis.claims.claim import (
     Finding,
     Outcomes,
     Statement,
+    against_the_best,
     alike,
     compared,
     judged,
     need,
     unknown,
-    weakest,
 )
 from analysis.claims.means import (
     best_outcomes,
@@ -153,24 +153,6 @@ def _censored(arrivals: Mapping[int, float], rounds: pd.DataFrame) -> Outcomes:
     return Outcomes({seed: after if math.isinf(number) else number for seed, number in arrivals.items()})
 
 
-def against_the_best(text: str, one: Outcomes, rivals: Mapping[str, Outcomes]) -> Statement:
-    """A case against the rival that is hardest to beat, each on the seeds that both have.
-
-    Args:
-        text: What is compared, and where.
-        one: Of the case that the claim speaks for.
-        rivals: Of every other one.
-    """
-    found = [
-        compared(f"{text}, above every other, least surely {rival}", one, other)
-        for rival, other in rivals.items()
-        if one.by_seed.keys() & other.by_seed.keys()
-    ]
-    if not found:
-        return unknown(text, "no other method has ended on the same seeds")
-    return weakest([one for one in found if one.seeds > 1] or found)  # one seed tells nothing where others have more
-
-
 def every_alpha(part: Study) -> Finding:
     """FOLA against the best other method for every alpha, at the best of equally many settings."""
     keys = ["data.alpha"]
@@ -297,3 +279,17 @@ def need_late_rounds(part: Study) -> None:
     """A curve can only fall after the first few rounds if it goes on after them."""
     last = int(part.rounds["round"].max()) if len(part.rounds) else 0
     need(last > A_FEW, f"the rule looks at rounds after round {A_FEW}, and round {last} is the last")
+
+
+# By the key of the claim.
+RULES = {
+    "first_round": first_round,
+    "environment": environment,
+    "convergence_mnist": convergence,
+    "convergence_cifar": convergence,
+    "every_alpha": every_alpha,
+    "ga_and_la": ga_and_la,
+    "online_mnist": steadiness,
+    "online_cifar": steadiness,
+    "prior_and_product": prior_and_product,
+}

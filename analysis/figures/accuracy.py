@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 
 from analysis import comparisons, style
 from analysis.runs import Study
-from analysis.style import Look, Picture
+from analysis.style import Picture
 from fl_lightning.metrics.metric import AXES, GA, LA
-from fl_lightning.runs.plotting import strokes
-from fl_lightning.runs.plotting.palette import DISPLAY
+from fl_lightning.runs.plotting import palette, strokes
+from fl_lightning.runs.plotting.palette import DISPLAY, Look
 
 LEARNING = ("training.lr", "training.epochs", "training.batch_size")
 LABELS = {
@@ -28,14 +28,14 @@ LABELS = {
 
 
 def best_for_alpha_and_clients(study: Study) -> Picture:
-    """Best GA for each alpha and N: colour is N; the first case (FedAvg) is solid, the next (FOLA) dashed."""
+    """The best setting of every method under every condition. Colour is N; FedAvg is solid, FOLA dashed."""
     if problem := lacking(study, "data.alpha"):
         return style.empty(problem, study)
     study, remarks = comparisons.largest(study, ("data.alpha", "data.clients"))
     best = comparisons.best_of_grid(study, GA, ["data.alpha", "data.clients"])
     alphas, numbers = values_of(best, "data.alpha"), values_of(best, "data.clients")
     cases = sorted(best["case"].unique(), key=lambda case: (case != "FedAvg", case != "FOLA"))
-    colours, dashes = dict(zip(numbers, style.sequence(len(numbers)), strict=True)), style.dashes(cases)
+    colours, dashes = dict(zip(numbers, palette.sequence(len(numbers)), strict=True)), palette.dashes(cases)
     figure, (panel,) = style.picture()
     for number in numbers:
         for case in cases:
@@ -54,7 +54,7 @@ def best_for_alpha_and_clients(study: Study) -> Picture:
 
 
 def best_for_alpha(study: Study) -> Picture:
-    """Best accuracy of every case for each alpha."""
+    """The best setting of every method, continued to its last round."""
     if problem := lacking(study, "data.alpha"):
         return style.empty(problem, study)
     study, remarks = comparisons.largest(study, ("data.alpha",))
@@ -71,13 +71,13 @@ def best_for_alpha(study: Study) -> Picture:
 
 
 def over_hyperparameters(study: Study, keys: Sequence[str] = LEARNING) -> Picture:
-    """GA over lr, E and B, each with the others at their best; colour is the case, dash alpha."""
+    """GA over each setting, with the others at their best; colour is the method, dash is α."""
     varied = [key for key in keys if study.varies(key)]
     if not varied:
         return style.empty(f"all runs have the same {', '.join(map(comparisons.symbol, keys))}", study)
     study, remarks = comparisons.largest(study, ("data.alpha",))
     alphas = values_of(study.runs, "data.alpha")
-    dashes = style.dashes(alphas)
+    dashes = palette.dashes(alphas)
     figure, panels = style.picture(len(varied), height=1.9)
     tables = []
     for panel, key in zip(panels, varied, strict=True):
@@ -97,12 +97,12 @@ def over_hyperparameters(study: Study, keys: Sequence[str] = LEARNING) -> Pictur
 
 
 def over_epochs(study: Study, key: str = "training.epochs") -> Picture:
-    """GA and LA over the local epochs E; colour is the case, dash the strength lambda of its prior."""
+    """GA and LA over the local epochs E; dash is λ. The settings are those of the best GA, also in the panel of LA."""
     if problem := lacking(study, key):
         return style.empty(problem, study)
     study, remarks = comparisons.largest(study)
     values, strengths = values_of(study.runs, key), values_of(study.runs, "method.strength")
-    dashes = style.dashes([None, *strengths] if len(strengths) > 1 else [None])
+    dashes = palette.dashes([None, *strengths] if len(strengths) > 1 else [None])
     figure, panels = style.picture(2, sharex=True)
     # By GA, also for LA: one setting cannot be good in one panel and bad in the other.
     keys = [key, "method.strength"] if "method.strength" in study.runs else [key]
@@ -171,7 +171,7 @@ def lacking(study: Study, key: str) -> str:
 def looks_of(best: pd.DataFrame) -> dict[str, Look]:
     """Colour and marker of every case."""
     methods = {case: DISPLAY.get(m, m) for case, m in zip(best["case"], best["method"], strict=True)}
-    return style.looks(list(dict.fromkeys(best["case"])), methods)
+    return palette.looks(list(dict.fromkeys(best["case"])), methods)
 
 
 def _case_entries(looks: Mapping[str, Look]) -> list[tuple[str, dict[str, Any]]]:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from analysis import comparisons, style
 from analysis.runs import Study
-from analysis.style import Look, Picture
-from fl_lightning.runs.plotting import calibration_panel
-from fl_lightning.runs.plotting.palette import DISPLAY
+from analysis.style import Picture
+from fl_lightning.runs.plotting import calibration_panel, palette
+from fl_lightning.runs.plotting.palette import DISPLAY, Look
 
 Arrays = dict[str, NDArray[Any]]
 PREFERRED = ("probit", "glm_mc", "nn", "ensemble", "map")
@@ -26,17 +26,17 @@ SHOWN = ("data", "data.alpha")
 
 
 def reliability(study: Study) -> Picture:
-    """Accuracy over confidence for every case; on the diagonal confidence is what it says."""
+    """Accuracy over confidence; below the diagonal predictions are overconfident, above it they are underconfident."""
     return _by_alpha(study, lambda panel, pooled, looks: calibration_panel.reliability(panel, pooled, looks))
 
 
 def risk_coverage(study: Study) -> Picture:
-    """The error among the most confident predictions over their share, for every case."""
+    """The error among the most confident predictions: the lower, the better confidence tells hits from errors."""
     return _by_alpha(study, lambda panel, pooled, looks: calibration_panel.risk(panel, pooled, looks))
 
 
 def entropies(study: Study) -> Picture:
-    """Entropies that are predicted for the test set and for inputs of no class, by one case: FOLA, or the first."""
+    """A calibrated model predicts large entropies for out-of-distribution inputs."""
     if problem := _lacking(study.runs):
         return style.empty(problem, study)
     study, remarks = comparisons.largest(study, SHOWN)
@@ -62,7 +62,7 @@ def _by_alpha(study: Study, draw: Callable[[Axes, Arrays, Mapping[str, Look]], N
     study, remarks = comparisons.largest(study, SHOWN)
     curves = study.runs
     methods = {case: DISPLAY.get(m, m) for case, m in zip(curves["case"], curves["method"], strict=True)}
-    looks = style.looks(list(dict.fromkeys(curves["case"])), methods)
+    looks = palette.looks(list(dict.fromkeys(curves["case"])), methods)
     scenes = _scenes(curves)
     figure, panels = style.picture(len(scenes), height=2.1, across=curves["data"].nunique())
     for panel, (title, chosen) in zip(panels, scenes, strict=True):

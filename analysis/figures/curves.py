@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from analysis import comparisons, style
 from analysis.runs import Study
 from analysis.statistics import Band, mean_band
-from analysis.style import Look, Picture
+from analysis.style import Picture
 from fl_lightning.metrics.metric import AXES, GA, LA
-from fl_lightning.runs.plotting import strokes
-from fl_lightning.runs.plotting.palette import DISPLAY
+from fl_lightning.runs.plotting import palette, strokes
+from fl_lightning.runs.plotting.palette import DISPLAY, Look
 
 # More curves of runs that are no results would hide the others.
 MAX_LOOSE = 10
@@ -41,7 +41,7 @@ class Line(NamedTuple):
 def learning_curves(
     study: Study, by: str | None = None, metrics: Sequence[str] = (GA, LA), wide: bool = False
 ) -> Picture:
-    """GA and LA over the rounds; colour is the case, dash the value of one setting.
+    """GA is the accuracy of the server's model, LA the mean accuracy of the clients' models, on the same test set.
 
     Args:
         study: The runs.
@@ -53,37 +53,43 @@ def learning_curves(
 
 
 def curves_by_clients(study: Study) -> Picture:
-    """Learning curves for several numbers of clients N."""
+    """GA over the rounds; colour is the method, dash the number of clients N."""
     return _draw(study, "data.clients", (GA,), _rounds_axis)
 
 
 def curves_by_alpha(study: Study) -> Picture:
-    """Learning curves for several degrees of heterogeneity alpha, at the best setting of each."""
+    """GA over the rounds at the best setting of each method; colour is the method, dash the heterogeneity α."""
     return _draw(study, "data.alpha", (GA,), _rounds_axis)
 
 
 def online_against_offline(study: Study) -> Picture:
-    """FOLA's online Fisher against the offline one."""
+    """GA and LA over the rounds, with the Fisher taken along the local path, or once at its end."""
     return _draw(study, None, (GA, LA), _rounds_axis)
 
 
 def prior_and_product(study: Study) -> Picture:
-    """Product or average, each with and without the prior loss: dash is the strength lambda."""
+    """GA and LA over the rounds, for the product of posteriors and the plain average; dash is the strength λ of the
+    prior loss, 0 is none.
+    """
     return _draw(study, "method.strength", (GA, LA), _rounds_axis)
 
 
 def personal_curves(study: Study) -> Picture:
-    """Accuracy on the clients' own test sets, before and after local training."""
+    """Accuracy on the clients' own test sets: of the server's model before local training, of each client's model after
+    it; the mean over clients.
+    """
     return _draw(study, None, ("PA_before", "PA_after"), _rounds_axis, chosen_by=GA)
 
 
 def against_bytes(study: Study, by: str | None = None, metrics: Sequence[str] = (GA,)) -> Picture:
-    """Accuracy over what was sent in both directions by all clients: who sends twice as much arrives at half the x."""
+    """What the server and all clients have sent: a method that sends twice as much per round is twice as far right."""
     return _draw(study, by, metrics, _bytes_axis)
 
 
 def against_seconds(study: Study, by: str | None = None, metrics: Sequence[str] = (GA,)) -> Picture:
-    """Accuracy over the time of training and aggregation, without evaluation; on a busy machine time says little."""
+    """Time of training and aggregation on the machine that ran them, which may have been busy; the first round after a
+    start also loads code and data.
+    """
     return _draw(study, by, metrics, _seconds_axis)
 
 
@@ -180,7 +186,7 @@ def _strokes_of(lines: Sequence[Line]) -> tuple[dict[str, Look], dict[Any, Any]]
     cases = list(dict.fromkeys(line.case for line in lines))
     methods = {line.case: DISPLAY.get(m, m) for line in lines for m in _all(line)["method"].iloc[:1]}
     values = sorted(dict.fromkeys(line.value for line in lines), key=comparisons.order)
-    return style.looks(cases, methods), style.dashes(values)
+    return palette.looks(cases, methods), palette.dashes(values)
 
 
 def _label(panels: Sequence[Axes], axis: Axis, rounds: pd.DataFrame) -> None:

@@ -20,7 +20,8 @@ SPREAD = 0.7  # of a row is shared by the values of alpha
 
 
 def winners(study: Study) -> Picture:
-    """GA of every method for each alpha, which is the colour; a filled marker is the best, or not told from it.
+    """Every method at its best setting; colour is α, and the legend names the best. A filled marker is the best, or has
+    an interval that reaches that of the best. Centralised training is not compared.
 
     A method is told from the best if its interval ends below where that of the best begins. Rows are sorted by the
     mean over all alpha.
@@ -35,7 +36,7 @@ def winners(study: Study) -> Picture:
     order = list(means.sort_values(kind="stable", na_position="first").index)
     figure, (panel,) = style.picture(height=ROW * len(order) + 0.3)
     entries: list[tuple[str, dict[str, Any]]] = []
-    for number, (alpha, colour) in enumerate(zip(alphas, style.sequence(len(alphas)), strict=True)):
+    for number, (alpha, colour) in enumerate(zip(alphas, palette.sequence(len(alphas)), strict=True)):
         mine = best.loc[best["data.alpha"].eq(alpha)].set_index("case").reindex(order)
         shift = SPREAD * ((number + 0.5) / len(alphas) - 0.5)
         first = _draw(panel, mine, colour, -shift)

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     thresholds = levels(options.thresholds)
     where = chosen_by(options.where)
     from analysis import formats  # imports what only tables need
-    from analysis.catalogue import TABLES
+    from analysis.tables import TABLES
 
     entries = {entry.key: entry for entry in TABLES}
     name = options.name or next(iter(entries))
@@ -68,7 +68,9 @@ def _parser() -> CommandParser:
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "name", nargs="?", help="accuracy, best, paired, calibration, personal, correlations or costs [accuracy]"
+        "name",
+        nargs="?",
+        help="accuracy, best, paired, calibration, detection, personal, correlations or costs [accuracy]",
     )
     parser.add_argument("--study", help="of which study or comparison; needed if there are several")
     parser.add_argument("--scale", help="of the study; needed if there are several")

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.add_argument(f"--{SECTION}.{name}", dest=name, help=argparse.SUPPRESS, default=None)
     options = parser.parse_args(list(arguments))
     given = {name: value for name in schema if (value := getattr(options, name)) is not None}
-    from analysis.catalogue import TABLES
+    from analysis.tables import TABLES
     from fl_lightning.cli.progress import Progress
     from fl_lightning.runs.load import config_of, measure_posterior  # imports what only this needs
     from fl_lightning.runs.locate import folder_of_run
@@ -81,7 +81,7 @@ def detection_rows(numbers: dict[str, float], strange: Sequence[str]) -> list[di
     """One line for every kind of prediction and strange inputs."""
     kinds = kinds_in(numbers)
     return [
-        {"prediction": kind, "inputs of no class": name}
+        {"prediction": kind, "out-of-distribution inputs": name}
         | {metric: f"{numbers[f'{kind}/{metric}/{name}']:.4f}" for metric in DETECTION}
         for name in strange
         for kind in kinds

@@ -3,8 +3,9 @@
 import pytest
 
 from analysis import figures, run_arrays, tables
-from analysis.catalogue import CATALOGUE, TABLES
+from analysis.figures import FIGURES
 from analysis.selection import parts
+from analysis.tables import TABLES
 from fl_lightning import configure, experiment
 
 SETTINGS = {
@@ -76,6 +77,6 @@ def test_the_figures_show_the_runs_that_have_had_a_final_round(part):
 
 
 def test_the_report_holds_them(part):
-    keys = {entry.key for entry in CATALOGUE if entry.fits(part)}
+    keys = {entry.key for entry in FIGURES if entry.fits(part)}
     assert {"reliability", "risk_coverage", "entropies"} <= keys
     assert {"calibration", "detection"} <= {entry.key for entry in TABLES if entry.fits(part)}

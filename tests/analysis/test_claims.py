@@ -7,12 +7,14 @@ import pandas as pd
 import pytest
 
 from analysis import claims
-from analysis.catalogue import CATALOGUE
-from analysis.claims import federated, laplace, simulation
+from analysis.claims import __main__ as rules
+from analysis.claims import federated, laplace
 from analysis.claims.claim import Outcomes, alike, compared
 from analysis.claims.means import falls
+from analysis.figures import FIGURES
 from analysis.selection import parts
 from analysis.study_records import Spec
+from benchmarks import claims as simulation
 from tests.support.synthetic import as_study, rounds_table
 from tune import study_file
 
@@ -413,7 +415,7 @@ def test_few_settings_cannot_tell_a_correlation():
 def test_every_claim_can_be_checked_on_the_smoke_studies(smoke_store):
     checked = list(claims.check(parts(smoke_store)))
     assert [one.claim.key for one in checked] == [claim.key for claim in claims.CLAIMS]
-    assert {claim.figure for claim in claims.CLAIMS} <= {entry.key for entry in CATALOGUE}
+    assert {claim.figure for claim in claims.CLAIMS} <= {entry.key for entry in FIGURES}
     assert {claim.study for claim in claims.CLAIMS} <= set(study_file.names())
     for one in checked:
         text = claims.markdown(one)
@@ -455,7 +457,7 @@ def test_a_study_that_is_not_there_has_no_claims(smoke_store):
 
 def test_the_page_of_rules_is_that_of_the_code():
     page = Path(__file__).parents[2] / "docs" / "claims.md"
-    assert page.read_text() == claims.rules(), "run: python -m analysis.claims > docs/claims.md"
+    assert page.read_text() == rules.page(), "run: python -m analysis.claims > docs/claims.md"
 
 
 def of_forms(**forms):
@@ -477,7 +479,7 @@ def of_forms(**forms):
 )
 def test_curves_are_of_forms_where_forms_are_compared(forms, shown):
     part = of_forms(**forms)
-    fitting = {entry.key for entry in CATALOGUE if entry.key in ("curvatures", "learning_curves") and entry.fits(part)}
+    fitting = {entry.key for entry in FIGURES if entry.key in ("curvatures", "learning_curves") and entry.fits(part)}
     assert fitting == {shown}
 
 
@@ -500,7 +502,7 @@ def test_rules_do_not_confirm_what_is_not_there(key):
 
 
 def test_every_rule_has_been_simulated():
-    table = pd.read_csv(simulation.RATES, index_col="claim")
+    table = pd.read_csv(rules.RATES, index_col="claim")
     assert list(table.index) == [claim.key for claim in claims.CLAIMS]
     assert (table["confirmed"] <= 0.05 * table["stores"]).all()
     assert (table["confirmed, false"] == 0).all()

@@ -99,9 +99,9 @@ def test_every_study_and_the_odd_runs(odd_store, tmp_path, capsys):
 
 @pytest.mark.system
 def test_the_whole_catalogue_fits_some_study(smoke_store):
-    fitting = {entry.key for part in parts(smoke_store) for entry in report.CATALOGUE if entry.fits(part)}
+    fitting = {entry.key for part in parts(smoke_store) for entry in report.FIGURES if entry.fits(part)}
     # Many methods over several alpha are more than a smoke test can compute; test_figures draws them.
-    assert {entry.key for entry in report.CATALOGUE} == fitting | {"winners"}
+    assert {entry.key for entry in report.FIGURES} == fitting | {"winners"}
 
 
 @pytest.mark.system
