@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from analysis.runs import Study
+from analysis.study import Study
 
 
 class Entry(NamedTuple):

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.columns import column
-from analysis.runs import Study
 from analysis.statistics import expected_best, mean_interval
+from analysis.study import Study
 from fl_lightning.metrics.metric import GA, sign
 from tune import best
 

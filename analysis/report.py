@@ -17,8 +17,8 @@ from analysis import claims, commands, comparisons, figures, findings, formats, 
 from analysis.catalogue import Entry
 from analysis.figures import FIGURES
 from analysis.page import Item, Section
-from analysis.runs import NoRuns, Runs, Study
-from analysis.selection import parts
+from analysis.runs import NoRuns, Runs, studies
+from analysis.study import Study
 from analysis.style import Picture
 from analysis.tables import TABLES
 from fl_lightning.errors import UserError
@@ -68,7 +68,7 @@ def write(
         UserError: If there is nothing to report, or the folder cannot be written.
     """
     runs = Runs(store)
-    found, source = list(parts(runs, study, scale, where)), runs.source
+    found, source = list(studies(runs, study, scale, where)), runs.source
     chosen = [part for part in found if len(part.runs)]
     if not chosen:
         raise NoRuns("; ".join(found[0].remarks))

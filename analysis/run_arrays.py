@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.runs import Study
+from analysis.study import Study
 from fl_lightning.errors import UserError
 
 # The file of `fl_lightning.metrics.ridge_scan`.

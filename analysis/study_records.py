@@ -16,7 +16,7 @@ from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
 from fl_lightning.system.text import original
 from tune import best
 from tune.boundary import spaces
-from tune.sweep_run import STATE, STUDY, TABLE
+from tune.study import STATE, STUDY, TABLE
 
 # Which column names the part whose version it is; the others have no name.
 NAMED = ("method", "data", "model", "engine")

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from analysis.runs import Study
 from analysis.statistics import MIN_FOR_INTERVAL
+from analysis.study import Study
 from fl_lightning.runs.plotting import palette
 from fl_lightning.runs.plotting.palette import Theme
 from fl_lightning.runs.plotting.palette import theme as theme  # for users, beside the figures

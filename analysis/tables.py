@@ -5,17 +5,15 @@ Every function takes a `Study` of `analysis.runs` and returns a DataFrame of num
 standard deviation over runs. `analysis.formats` makes text of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis import comparisons
-from analysis.boundary_notes import at_edges, in_cells
 from analysis.catalogue import Entry
 from analysis.columns import column
-from analysis.runs import Study
 from analysis.statistics import (
     MIN_FOR_CORRELATION,
     Correlation,
@@ -24,9 +22,12 @@ from analysis.statistics import (
     mean_interval,
     paired,
 )
+from analysis.study import Study
 from fl_lightning.errors import unknown
 from fl_lightning.metrics.metric import BY_NAME, GA, LA, METRICS, kinds_in
 from tune.best import OPTIMISM_POINTS
+from tune.boundary import Side, edges
+from tune.study import Range
 
 # What is measured on the clients' own test sets, and of every kind of prediction.
 PERSONAL = [metric for metric in METRICS if metric.name.startswith("PA_")]
@@ -96,6 +97,33 @@ def best_settings(study: Study, metric: str = GA) -> pd.DataFrame:
     if table.get(OPTIMISM_POINTS, pd.Series([0.0])).isna().all():  # no length has both kinds of seeds
         table = table.drop(columns=OPTIMISM_POINTS)
     return table
+
+
+def at_edges(best: pd.DataFrame, study: Study) -> list[dict[str, Side]]:
+    """For every row of `comparisons.best_of_grid`: which settings lie at which end.
+
+    Args:
+        best: The best settings.
+        study: What they were chosen from; it says what was tried, or else the runs themselves do.
+    """
+    tuned = comparisons.tuned(study)
+    found = []
+    for _, row in best.iterrows():
+        mine = study.runs.loc[study.runs["case"].eq(row["case"])]
+        seen = {key: Range("grid", tuple(mine[key].dropna().unique())) for key in tuned}
+        space = study.spec.spaces.get(row["case"], seen)
+        chosen = {key: row[key] for key in space if key in row}
+        found.append(edges(chosen, {key: space[key] for key in chosen}))
+    return found
+
+
+def in_cells(found: Sequence[Mapping[str, str]]) -> list[str]:
+    """One cell for each row.
+
+    >>> in_cells([{"training.lr": "largest", "training.epochs": "smallest"}, {}])
+    ['lr (largest), E (smallest)', '']
+    """
+    return [", ".join(f"{comparisons.symbol(key)} ({side})" for key, side in one.items()) for one in found]
 
 
 def paired_comparison(

@@ -22,7 +22,7 @@ import pandas as pd
 
 from analysis.claims import CLAIMS, Claim, Finding
 from analysis.claims.__main__ import RATES
-from analysis.runs import Study
+from analysis.study import Study
 from fl_lightning.streams import numpy_generator
 from fl_lightning.system.atomic import write_atomically
 from fl_lightning.system.text import as_csv

@@ -32,6 +32,8 @@ from fl_lightning.metrics.metric import GA
 from tune.best import ROUNDS
 
 REFERENCE = "@reference"
+# In the folder of a sweep: what was swept, whether it has ended, which runs it has, and the best settings to read.
+STUDY, STATE, TABLE, SUMMARY = "study.yaml", "sweep.json", "runs.csv", "best.md"
 # Keys that studies did not always have: they count for the identity where they say something.
 LATER = frozenset({"given", "confirming", "among"})
 # More than these is a slip: every setting takes a moment before anything is computed. The largest of our own studies

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fl_lightning.engines.parallel.executor import Executor, Workers, pool_of
 from fl_lightning.engines.parallel.ray_cluster import Resources
@@ -28,13 +28,13 @@ from fl_lightning.system import activity, devices, memory
 from tune import sweep_run
 from tune.cluster import connected
 from tune.estimate import Estimate, measure_apart
-from tune.follow_up import finals, follows_up
 from tune.grid import Cell, cells, reference_cells
-from tune.outcome import CellOutcome, outcome_of
-from tune.packing import Pack, compact, packs
-from tune.status import Crash, Status, Watch
+from tune.outcome import CellOutcome, finals, follows_up, outcome_of
 from tune.study import Study
-from tune.work import Instructions, one_after_the_other
+from tune.work import Instructions, Pack, Status, Watch, compact, one_after_the_other, packs
+
+if TYPE_CHECKING:
+    from tune.trial import Crash
 
 # A trial whose process or node dies is tried once more; a run's own failure is not tried again in the same sweep.
 MAX_FAILURES = 1
@@ -293,9 +293,8 @@ class _Runner:
         work: Sequence[Pack] = (),
         searcher: Any = None,
         scheduler: Any = None,
-    ) -> list[Crash]:
-        from tune.reporter import Reporter
-        from tune.trial import Trial
+    ) -> "list[Crash]":
+        from tune.trial import Reporter, Trial
 
         ray_tune = _ray()
         workers = self._workers(len(work) or self._slots)

@@ -20,7 +20,7 @@ import yaml
 from analysis.claims import federated, laplace
 from analysis.claims.claim import CannotTell, Checked, Claim, Finding, Outcomes, Statement
 from analysis.claims.writing import VERDICTS, markdown, origin, overview
-from analysis.runs import Study
+from analysis.study import Study
 from fl_lightning.errors import UserError
 
 _TEXTS = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from analysis.runs import Study
 from analysis.statistics import Interval, lead
+from analysis.study import Study
 
 # What becomes of a part, from the weakest to the strongest, and of the claim whose weakest part it is.
 Answer = Literal["no", "cannot be told", "tends to", "yes"]

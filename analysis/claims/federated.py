@@ -31,8 +31,8 @@ from analysis.claims.means import (
     over_seeds,
     where_words,
 )
-from analysis.runs import Study
 from analysis.statistics import Interval, mean_interval
+from analysis.study import Study
 from fl_lightning.metrics.metric import GA, LA
 
 ENVIRONMENT = ["data.alpha", "data.clients"]

@@ -21,8 +21,8 @@ from analysis.claims.claim import (
     weakest,
 )
 from analysis.claims.means import in_round, late_falls, less_seeds, need_only
-from analysis.runs import Study
 from analysis.statistics import correlation
+from analysis.study import Study
 from fl_lightning.metrics.metric import GA, LA
 
 # "Nearly 90 %" of the paper.

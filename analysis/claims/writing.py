@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis import formats
 from analysis.claims.claim import Checked
-from analysis.runs import Study
+from analysis.study import Study
 from fl_lightning.system.text import render
 
 VERDICTS = (

@@ -23,8 +23,8 @@ from analysis.figures.landscape import landscape
 from analysis.figures.laplace import cosine_of_precisions, curvatures, precision_matrix, ridge_curves
 from analysis.figures.partition import partitions
 from analysis.figures.ranking import winners
-from analysis.runs import Study
 from analysis.statistics import MIN_FOR_CORRELATION
+from analysis.study import Study
 
 # Cases whose curves hide each other.
 MANY = 5

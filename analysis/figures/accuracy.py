@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import comparisons, style
-from analysis.runs import Study
+from analysis.study import Study
 from analysis.style import Picture
 from fl_lightning.metrics.metric import AXES, GA, LA
 from fl_lightning.runs.plotting import palette, strokes

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from analysis import comparisons, style
-from analysis.runs import Study
+from analysis.study import Study
 from analysis.style import Picture
 from fl_lightning.runs.plotting import calibration_panel, palette
 from fl_lightning.runs.plotting.palette import DISPLAY, Look

@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import comparisons, style
-from analysis.runs import Study
 from analysis.statistics import Correlation, Interval, correlation
+from analysis.study import Study
 from analysis.style import Picture
 from fl_lightning.metrics.metric import AXES, BY_NAME, GA, LA
 from fl_lightning.runs.plotting import palette, strokes

@@ -13,8 +13,8 @@ from matplotlib.colors import TwoSlopeNorm
 from numpy.typing import ArrayLike
 
 from analysis import columns, comparisons, style
-from analysis.runs import Study
 from analysis.statistics import mean_band
+from analysis.study import Study
 from analysis.style import Picture
 from fl_lightning.metrics.metric import AXES
 from fl_lightning.runs.plotting import palette, strokes

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from analysis import comparisons, style
 from analysis.figures.accuracy import finish, lacking, values_of
-from analysis.runs import Study
+from analysis.study import Study
 from analysis.style import Picture
 from fl_lightning.metrics.metric import GA
 from fl_lightning.runs.plotting import palette

@@ -106,8 +106,8 @@ def dry_run(study: "Study", how: "Options") -> None:
     from fl_lightning.engines.parallel.ray_cluster import local_nodes
     from tune.best import listed, named
     from tune.estimate import forecast
-    from tune.follow_up import expected
     from tune.grid import cells, environments
+    from tune.outcome import expected
     from tune.sweep import fitting, local_slots, missing
 
     each = 1 if how.workers == "auto" else how.workers

@@ -4,7 +4,7 @@ import pytest
 
 from analysis import figures, run_arrays, tables
 from analysis.figures import FIGURES
-from analysis.selection import parts
+from analysis.runs import studies
 from analysis.tables import TABLES
 from fl_lightning import configure, experiment
 
@@ -26,7 +26,7 @@ def part(tmp_path_factory):
     for alpha in (0.1, 100.0):
         for method, ending in (("fedavg", {}), ("fola", {"uncertainty.final_round": True})):
             experiment.run(configure(SETTINGS | {"data.alpha": alpha, "method": method} | ending), out)
-    (found,) = parts(out)
+    (found,) = studies(out)
     return found
 
 

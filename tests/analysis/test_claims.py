@@ -12,7 +12,7 @@ from analysis.claims import federated, laplace
 from analysis.claims.claim import Outcomes, alike, compared
 from analysis.claims.means import falls
 from analysis.figures import FIGURES
-from analysis.selection import parts
+from analysis.runs import studies
 from analysis.study_records import Spec
 from benchmarks import claims as simulation
 from tests.support.synthetic import as_study, rounds_table
@@ -226,7 +226,7 @@ def test_where_the_seed_draws_the_partition_one_seed_cannot_tell():
 
 @pytest.mark.system
 def test_a_verdict_of_one_seed_says_so(smoke_store):
-    checked = list(claims.check(parts(smoke_store, "laplace")))
+    checked = list(claims.check(studies(smoke_store, "laplace")))
     assert checked
     assert all(text.endswith(" (one seed)") for text in claims.overview(checked)["verdict"])
 
@@ -413,7 +413,7 @@ def test_few_settings_cannot_tell_a_correlation():
 
 @pytest.mark.system
 def test_every_claim_can_be_checked_on_the_smoke_studies(smoke_store):
-    checked = list(claims.check(parts(smoke_store)))
+    checked = list(claims.check(studies(smoke_store)))
     assert [one.claim.key for one in checked] == [claim.key for claim in claims.CLAIMS]
     assert {claim.figure for claim in claims.CLAIMS} <= {entry.key for entry in FIGURES}
     assert {claim.study for claim in claims.CLAIMS} <= set(study_file.names())
@@ -427,7 +427,7 @@ def test_every_claim_can_be_checked_on_the_smoke_studies(smoke_store):
     overview = claims.overview(checked)
     assert list(overview) == ["claim", "runs", "parts", "verdict"]
     assert len(overview) == len(checked)
-    several = {key for part in parts(smoke_store) for key, one in verdicts(part).items() if one.finding.told}
+    several = {key for part in studies(smoke_store) for key, one in verdicts(part).items() if one.finding.told}
     assert {"first_round", "environment", "full_is_best", "diagonal_keeps_differences"} <= several
 
 
@@ -437,7 +437,7 @@ def test_a_rule_that_fails_is_said_to_have_failed(smoke_store, monkeypatch):
         raise IndexError("list index out of range")
 
     monkeypatch.setattr(claims, "CLAIMS", (claims.CLAIMS[0]._replace(check=broken),))
-    (one,) = claims.check(parts(smoke_store))
+    (one,) = claims.check(studies(smoke_store))
     assert one.finding.failed
     assert one.verdict == "cannot be told"
     assert "IndexError: list index out of range" in claims.markdown(one)
@@ -452,7 +452,7 @@ def test_a_study_without_the_cases_of_a_claim_cannot_tell():
 
 @pytest.mark.system
 def test_a_study_that_is_not_there_has_no_claims(smoke_store):
-    assert {one.part.name for one in claims.check(parts(smoke_store, "ae_lf"))} == {"ae_lf"}
+    assert {one.part.name for one in claims.check(studies(smoke_store, "ae_lf"))} == {"ae_lf"}
 
 
 def test_the_page_of_rules_is_that_of_the_code():

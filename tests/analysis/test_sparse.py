@@ -5,7 +5,7 @@ import pytest
 from analysis import figures, runs, tables
 from analysis.claims.means import falls
 from analysis.figures import FIGURES
-from analysis.selection import parts
+from analysis.runs import studies
 from analysis.tables import TABLES
 from fl_lightning import experiment
 from fl_lightning.runs.config.run_config import configure
@@ -65,7 +65,7 @@ def test_curves_show_what_there_is(sparse_store):
 
 
 def test_every_entry_of_the_report_copes(sparse_store):
-    for part in parts(sparse_store):
+    for part in studies(sparse_store):
         for entry in FIGURES:
             if entry.fits(part):
                 entry.make(part)

@@ -5,8 +5,7 @@ import pytest
 
 from analysis import claims, findings, report
 from analysis.figures import FIGURES
-from analysis.runs import Runs
-from analysis.selection import parts
+from analysis.runs import Runs, studies
 from analysis.tables import TABLES
 from tests.support.small_studies import STUDIES
 
@@ -35,7 +34,7 @@ def subset_of(part, rng):
 @pytest.mark.parametrize("study", STUDIES)
 def test_nothing_fails_on_a_part_of_a_study(store, study):
     rng = np.random.default_rng(STUDIES.index(study))
-    (whole,) = parts(store, study)
+    (whole,) = studies(store, study)
     for _ in range(SUBSETS):
         part = subset_of(whole, rng)
         assert findings.summary(part)
@@ -53,7 +52,7 @@ def test_nothing_fails_on_a_part_of_a_study(store, study):
 
 def test_the_page_of_a_part_of_a_study(smoke_store, tmp_path):
     """What once was an IndexError: fewer points than a correlation needs."""
-    (whole,) = parts(smoke_store, "ae_lf")
+    (whole,) = studies(smoke_store, "ae_lf")
     few = list(whole.runs.loc[whole.runs["data.alpha"].eq(1), "run_id"])[:3]
     written = report.write(tmp_path, smoke_store, "ae_lf", where={"run_id": few})
     assert not [sentence for sentence in written.findings if sentence.startswith(report.FAILED)]
