@@ -51,15 +51,15 @@ def _comparisons(study: Study) -> list[str]:
     keys = [comparisons.symbol(key) for key in comparisons.conditions(study)]
     sentences = []
     for (case, rival), mine in table.groupby(["case", "against"], sort=False):
-        contests_of = mine.loc[mine[keys[0]].ne("all")] if keys else mine
-        if len(contests_of) > 1:
-            sentences.append(_over_conditions(str(case), str(rival), contests_of, keys))
+        under = mine.loc[mine[keys[0]].ne("all")] if keys else mine
+        if len(under) > 1:
+            sentences.append(_over_conditions(str(case), str(rival), under, keys))
         else:
-            sentences.append(_one_contest(str(case), str(rival), contests_of.iloc[0]))
+            sentences.append(_one_comparison(str(case), str(rival), under.iloc[0]))
     return sentences
 
 
-def _one_contest(case: str, rival: str, row: "pd.Series[float]") -> str:
+def _one_comparison(case: str, rival: str, row: "pd.Series[float]") -> str:
     n, ahead = int(row["n"]), int(row["ahead"])
     if n == 0:
         return f"{case} and {rival} have no seed in common."
@@ -79,7 +79,7 @@ def _one_contest(case: str, rival: str, row: "pd.Series[float]") -> str:
 
 
 def _over_conditions(case: str, rival: str, rows: pd.DataFrame, keys: Sequence[str]) -> str:
-    """Few words about many contests: the table has them all."""
+    """Few words about many comparisons: the table has them all."""
     differences = rows["difference (points)"]
     ahead = int((differences > 0).sum())
     most, least = (rows.iloc[int(place)] for place in (differences.argmax(), differences.argmin()))

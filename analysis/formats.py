@@ -31,7 +31,7 @@ HIDDEN = "n, not shown"
 # By the beginning of a column's name: whether the smallest or the largest of its numbers is the best.
 BETTER = {"expected best": "max", "rounds to": "min", "accuracy": "max"}
 BETTER |= {one.column or one.name: "max" if sign(one.name) > 0 else "min" for one in METRICS if one.due != "always"}
-# Has what the others may not have, and is not in the contest.
+# Has what the others may not have, and is not in the comparison.
 OUTSIDE = ("centralised",)
 SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -59,7 +59,7 @@ class Text(NamedTuple):
         name: Heading.
         cells: One per row.
         numeric: Whether it stands at the right.
-        best: Rows that are the best of their contest.
+        best: Rows that are the best of their comparison.
     """
 
     name: str
@@ -82,14 +82,14 @@ def chosen(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """
     if not names:
         return table
-    kept: list[str] = []
+    shown: list[str] = []
     for name in names:
         found = _named(table, name)
-        kept += [found, *(f"{found}{end}" for end in ENDS if f"{found}{end}" in table)]
+        shown += [found, *(f"{found}{end}" for end in ENDS if f"{found}{end}" in table)]
         if found.startswith("rounds to "):
-            kept.append(found.replace("rounds to", "reached"))
-    hidden = [name for name in ("n",) if name in table and name not in kept]
-    return table[[*dict.fromkeys(kept), *hidden]].rename(columns=dict.fromkeys(hidden, HIDDEN))
+            shown.append(found.replace("rounds to", "reached"))
+    hidden = [name for name in ("n",) if name in table and name not in shown]
+    return table[[*dict.fromkeys(shown), *hidden]].rename(columns=dict.fromkeys(hidden, HIDDEN))
 
 
 def latex(
@@ -107,7 +107,7 @@ def latex(
         caption: Above it; where it says the n that all rows share, they do not. Without one there is only the tabular.
         label: To refer to it by.
         spread: What stands beside a mean.
-        bold: Whether the best of every contest is bold.
+        bold: Whether the best of every comparison is bold.
         wide: Over both columns of a paper.
     """
     texts = [text for text in _texts(table, spread) if text.name != "n" or not _said(caption, text.cells)]
@@ -270,18 +270,18 @@ def _best(table: pd.DataFrame, name: str, cells: Sequence[str]) -> frozenset[int
     rows = rows.loc[~rows["case"].isin(OUTSIDE)]
     arrivals = name.replace("rounds to", "reached")
     best: set[int] = set()
-    for contest in comparisons.groups(rows, conditions):
-        known = contest.loc[contest[name].notna()]
+    for comparison in comparisons.groups(rows, conditions):
+        known = comparison.loc[comparison[name].notna()]
         if arrivals != name and arrivals in known:  # who gets there more often comes before who is sooner there
             known = known.loc[known[arrivals].eq(known[arrivals].max())]
-        if len(contest) > 1 and len(known):
+        if len(comparison) > 1 and len(known):
             winner = known.loc[known[name].agg(f"idx{direction}"), "text"]
             best |= set(known.index[known["text"].eq(winner)])
     return frozenset(best)
 
 
 def _named(table: pd.DataFrame, name: str) -> str:
-    """The column that somebody means."""
+    """The column that a name means."""
     names = [str(column) for column in table if not _joins(table, str(column))]
     wanted = {name.lower(), comparisons.symbol(name).lower()}
     for column in names:

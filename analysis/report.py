@@ -135,7 +135,7 @@ def _fill(section: Section, part: Study, out: Path, watch: Watch) -> None:
 
 @contextmanager
 def _survived(title: str, failed: list[str]) -> Iterator[None]:
-    """What goes wrong with one item is told on the page, and does not take the others with it."""
+    """The page names an item that failed, and has the others."""
     try:
         yield
     except Exception as error:

@@ -12,7 +12,7 @@ The metrics of `runs` are those of the last round; `best_GA` is the largest of a
 
 `status` is finished, diverged, stopped (before its last round), running, or failed. `ended` says whether the run's
 last number is a result: it finished, or its own rule or its study's had seen enough. `confirms` says whether a run is
-on a fresh seed that confirms a choice; no choice rests on it. Runs that diverged are kept: what they measured before
+on a fresh seed that confirms a choice; no choice rests on it. Runs that diverged stay: what they measured before
 stays in the table.
 """
 
@@ -307,7 +307,7 @@ class Runs:
                     f"`fl-lightning sweep {study} --scale small`"
                 )
             error = unknown("study", study, self.studies or names())
-            # A name like no other is no slip of the pen, but a study that was never swept here.
+            # A name like no other means a study that was never swept here.
             raise error if "did you mean" in str(error) else NoRuns(str(error))
         scales = self.studies[study]
         if scale is None and len(scales) > 1:
@@ -330,7 +330,7 @@ class Runs:
         ended = [sweep for sweep in taken if sweep.cases and sweep.ended]
         swept = {DISPLAY.get(case["label"], case["label"]) for sweep in ended for case in sweep.content["cases"]}
         whole = tagged["ended"] | tagged["status"].eq("diverged")
-        # What has been repeated since, with --fresh or by newer code, is told apart by `load`.
+        # What has been repeated since, with --fresh or by newer code, is left to `load`.
         setting = tagged[SETTINGS_TAG].astype("string") + " " + tagged["federation.rounds"].astype("string")
         repeated = setting.isin(setting.loc[tagged["run_id"].isin(listed)].dropna())
         unlisted = tagged.loc[whole & tagged["case"].isin(swept) & ~repeated, "run_id"]

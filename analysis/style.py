@@ -179,7 +179,7 @@ def faint() -> str:
 
 
 def paper() -> str:
-    """The colour of the ground."""
+    """The colour of the background."""
     return palette.current().paper
 
 

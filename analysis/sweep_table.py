@@ -35,10 +35,10 @@ def sweep_table(outcomes: Sequence[CellOutcome], study: Study) -> pd.DataFrame:
     lengths = {outcome.cell.config.federation.rounds for outcome in outcomes}
     finals = [result.final for outcome in outcomes for result in outcome.good]
     probed = [metric for metric in ("AE", "LF") if finals and all(metric in final for final in finals)]
-    confirming = {outcome.cell.contest: outcome for outcome in outcomes if outcome.cell.confirms}
+    confirming = {outcome.cell.comparison: outcome for outcome in outcomes if outcome.cell.confirms}
     rows = []
     for outcome in _shown(outcomes):
-        cell, fresh = outcome.cell, confirming.get(outcome.cell.contest)
+        cell, fresh = outcome.cell, confirming.get(outcome.cell.comparison)
         reported = fresh or outcome  # everything but the choice itself is of the fresh seeds
         chose = [] if cell.confirms else outcome.good
         row: dict[str, Any] = {key: shown(cell.environment.get(key, "")) for key in environment}
@@ -62,9 +62,9 @@ def sweep_table(outcomes: Sequence[CellOutcome], study: Study) -> pd.DataFrame:
 
 
 def _shown(outcomes: Sequence[CellOutcome]) -> list[CellOutcome]:
-    """The best of every contest; where there is nothing to choose, also a case all of whose runs diverged."""
-    contests = {outcome.cell.contest for outcome in outcomes}
-    return best_of(outcomes) if len(contests) < len(outcomes) else [one for one in outcomes if one.runs]
+    """The best of every comparison; where there is nothing to choose, also a case all of whose runs diverged."""
+    comparisons = {outcome.cell.comparison for outcome in outcomes}
+    return best_of(outcomes) if len(comparisons) < len(outcomes) else [one for one in outcomes if one.runs]
 
 
 def _spread(kind: str, metric: str, results: Sequence[Result]) -> dict[str, float]:

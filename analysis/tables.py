@@ -159,7 +159,7 @@ def paired_comparison(
         for group in comparisons.groups(matched, keys):
             conditions = {comparisons.symbol(key): group[key].iloc[0] for key in keys}
             rows.append({**conditions, "case": reference, "against": rival, **_compared(group)})
-        if keys and matched["contest"].nunique() > 1:
+        if keys and matched["comparison"].nunique() > 1:
             whole = _over_conditions(matched)
             rows.append({comparisons.symbol(keys[0]): "all", "case": reference, "against": rival, **_compared(whole)})
     table = pd.DataFrame(rows)
@@ -175,9 +175,9 @@ def correlations(study: Study) -> pd.DataFrame:
     rows = []
     ended = comparisons.final_stage(study.of(study.runs.loc[study.runs["ended"]]))
     keys = comparisons.conditions(ended)
-    for contest in comparisons.groups(ended.runs.dropna(subset=[GA, LA]), keys):
-        where = {comparisons.symbol(key): contest[key].iloc[0] for key in keys}
-        found = _by_case(study.of(contest), contest[LA], contest[GA])
+    for comparison in comparisons.groups(ended.runs.dropna(subset=[GA, LA]), keys):
+        where = {comparisons.symbol(key): comparison[key].iloc[0] for key in keys}
+        found = _by_case(study.of(comparison), comparison[LA], comparison[GA])
         rows += [{"of": GA, "with": LA, **where, **row} for row in found]
     for x, y in (("AE", GA), ("LF", LA)):
         points = comparisons.error_points(study, x)
@@ -213,8 +213,8 @@ def costs(study: Study) -> pd.DataFrame:
     best = comparisons.best_of_grid(study)
     keys = comparisons.conditions(study)
     rows = []
-    for contest in comparisons.groups(best, keys):
-        ids = {run_id: row["case"] for _, row in contest.iterrows() for run_id in row["run_ids"]}
+    for comparison in comparisons.groups(best, keys):
+        ids = {run_id: row["case"] for _, row in comparison.iterrows() for run_id in row["run_ids"]}
         curves = rounds.loc[rounds["run_id"].isin(ids)].assign(sent=_traffic)
         totals = curves.groupby(["seed", "run_id"])["sent"].max()
         common = totals.loc[totals > 0].groupby("seed").min()
@@ -225,7 +225,7 @@ def costs(study: Study) -> pd.DataFrame:
             reached = within.loc[within["run_id"].isin(mine["run_id"])].groupby("run_id")[GA].last()
             rows.append(
                 {
-                    **{comparisons.symbol(key): contest[key].iloc[0] for key in keys},
+                    **{comparisons.symbol(key): comparison[key].iloc[0] for key in keys},
                     "case": case,
                     "MB per round": (mine["bytes_down"] + mine["bytes_up"]).mean() / 1e6,
                     # The median: the first round after a start also loads code and data.
@@ -347,19 +347,19 @@ def _optimism(row: "pd.Series[Any]") -> float:
 
 def _pairs(chosen: pd.DataFrame, first: str, second: str, keys: Sequence[str], metric: str) -> pd.DataFrame:
     """One row per condition and seed that both have."""
-    contest = chosen.groupby(list(keys), dropna=False, sort=False).ngroup() if keys else 0
-    columns = ["contest", "seed", "partition", metric]
-    table = chosen.assign(contest=contest)
+    comparison = chosen.groupby(list(keys), dropna=False, sort=False).ngroup() if keys else 0
+    columns = ["comparison", "seed", "partition", metric]
+    table = chosen.assign(comparison=comparison)
     one = table.loc[table["case"].eq(first), [*columns, *keys]]
     two = table.loc[table["case"].eq(second), columns]
-    return one.merge(two, on=["contest", "seed"], suffixes=(" first", " second")).rename(
+    return one.merge(two, on=["comparison", "seed"], suffixes=(" first", " second")).rename(
         columns={f"{metric} first": "first", f"{metric} second": "second"}
     )
 
 
 def _over_conditions(matched: pd.DataFrame) -> pd.DataFrame:
     same = matched.loc[matched["partition first"].eq(matched["partition second"])]
-    complete = same.groupby("seed").filter(lambda mine: mine["contest"].nunique() == matched["contest"].nunique())
+    complete = same.groupby("seed").filter(lambda mine: mine["comparison"].nunique() == matched["comparison"].nunique())
     means = complete.groupby("seed")[["first", "second"]].mean().reset_index()
     return means.assign(**{"partition first": "", "partition second": ""})
 

@@ -60,23 +60,23 @@ def measured(metrics: Mapping[str, float], metric: str) -> float:
 
 
 def best_of(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:
-    """The best cell of every contest; see `tune.best`.
+    """The best cell of every comparison; see `tune.best`.
 
     Fresh seeds choose nothing; where none but they have so many rounds, they are of the setting that was chosen before.
     """
-    contests: dict[Any, list[CellOutcome]] = {}
+    comparisons: dict[Any, list[CellOutcome]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.cell.confirms):
-        mine = contests.setdefault(outcome.cell.contest, [])
+        mine = comparisons.setdefault(outcome.cell.comparison, [])
         if not (outcome.cell.confirms and mine):
             mine.append(outcome)
-    found = [(mine, best.best([one.tried for one in mine])) for mine in contests.values()]
+    found = [(mine, best.best([one.tried for one in mine])) for mine in comparisons.values()]
     return [mine[number] for mine, number in found if number is not None]
 
 
 def protocol_of(outcomes: Sequence[CellOutcome], study: Study) -> str:
     """How the numbers of the table came about; empty if there was nothing to choose from."""
-    contests = [outcome.cell.contest for outcome in outcomes if not outcome.cell.confirms]
-    if len(set(contests)) == len(contests) and study.confirm is None:
+    comparisons = [outcome.cell.comparison for outcome in outcomes if not outcome.cell.confirms]
+    if len(set(comparisons)) == len(comparisons) and study.confirm is None:
         return ""
     fewer = any(case.confirming for case in study.cases)
     return best.protocol(study.metric, study.seeds, study.confirm.seeds if study.confirm else (), fewer)
@@ -96,9 +96,9 @@ def finals(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
 
 
 def expected(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
-    """The same, as far as can be told before all settings have been tried: those that would be chosen now."""
-    # Where nothing is known yet, one setting of each contest stands for the best.
-    likely = {cell.contest: cell for cell in tried} | {cell.contest: cell for cell in _best(study, tried, out)}
+    """The same, before all settings have been tried: those that would be chosen now."""
+    # Where nothing is known yet, one setting of each comparison stands for the best.
+    likely = {cell.comparison: cell for cell in tried} | {cell.comparison: cell for cell in _best(study, tried, out)}
     return [final(study, cell) for cell in likely.values()] if follows_up(study) else []
 
 

@@ -78,7 +78,7 @@ class Trial(ray.tune.Trainable):
         return {}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Nothing: what the runs have left is read by whoever goes on with them."""
+        """Nothing: each run reads what it has left."""
 
     def cleanup(self) -> None:
         """Ray wants no more of it: runs that have not ended are recorded as stopped."""

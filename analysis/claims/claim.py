@@ -107,7 +107,7 @@ def unknown(text: str, why: str, seeds: int = 0) -> Statement:
     return Statement(f"{text}: {why}", "cannot be told", seeds)
 
 
-def judged(text: str, found: Interval, seeds: int, low: float = 0.0, high: float = math.inf) -> Statement:
+def answered(text: str, found: Interval, seeds: int, low: float = 0.0, high: float = math.inf) -> Statement:
     """Yes if the whole interval lies between two bounds, "tends to" if the mean alone does, or no.
 
     Args:
@@ -125,7 +125,7 @@ def compared(text: str, one: Outcomes, other: Outcomes | float, less: bool = Fal
     """Whether a case is above its rival, or below it, by the differences over the seeds that both have.
 
     A mean without the seeds that diverged would be too good. So a case of which a seed diverged stands behind one of
-    which none has, and chance may be the reason; if it is so with both, nothing can be told.
+    which none has, and chance may be the reason; if it is so with both, the answer is open.
 
     Args:
         text: In words.
@@ -154,7 +154,7 @@ def _paired(text: str, one: Outcomes, other: Outcomes | float, low: float, high:
         words = f"{text}; {one.diverged or rival.diverged} of {len(common)} seeds diverged"
         return Statement(words, "no" if behind else "tends to", len(common))
     found = lead([one.by_seed[seed] - rival.by_seed[seed] for seed in one.by_seed])
-    return judged(f"{text}; {difference_words(found)}", found, len(common), low, high)
+    return answered(f"{text}; {difference_words(found)}", found, len(common), low, high)
 
 
 def difference_words(found: Interval) -> str:
@@ -208,8 +208,8 @@ class Finding(NamedTuple):
     failed: bool = False
 
     @property
-    def told(self) -> list[Statement]:
-        """The parts that can be told."""
+    def known(self) -> list[Statement]:
+        """The parts with an answer."""
         return [one for one in self.held if one.answer != "cannot be told"]
 
     @property
@@ -219,8 +219,8 @@ class Finding(NamedTuple):
 
     @property
     def seeds(self) -> int:
-        """The fewest seeds that any part which could be told rests on; 0 if none could."""
-        return min((one.seeds for one in self.told), default=0)
+        """The fewest seeds that any part with an answer rests on; 0 without one."""
+        return min((one.seeds for one in self.known), default=0)
 
     def asking(self, seeds: int) -> "Finding":
         """The same, but a part with fewer seeds cannot be told."""

@@ -16,8 +16,8 @@ from analysis.claims.claim import (
     Statement,
     against_the_best,
     alike,
+    answered,
     compared,
-    judged,
     need,
     unknown,
 )
@@ -192,14 +192,14 @@ def ga_and_la(part: Study) -> Finding:
         text = f"{place}Spearman's ρ over {row['n']} runs of {row['settings']} settings is positive"
         if low == low:
             words = f"{text}: {rho:.2f}, interval over settings {low:.2f} to {high:.2f}"
-            held.append(judged(words, Interval(rho, low, high, row["n"]), seeds))
+            held.append(answered(words, Interval(rho, low, high, row["n"]), seeds))
         else:
             held.append(unknown(text, row["remark"], seeds))
     return Finding(table.drop(columns=["remark"]), held)
 
 
 def prior_and_product(part: Study) -> Finding:
-    """Product and prior together against either alone; the strength is chosen on other seeds than it is judged on."""
+    """Product and prior together against either alone; the strength is chosen on other seeds."""
     runs = part.runs.loc[part.runs["ended"] | part.runs["status"].eq("diverged")]
     need_cases(runs, "product", "average")
     need_only(part.of(runs), ["method.strength"])
@@ -225,8 +225,8 @@ def prior_and_product(part: Study) -> Finding:
 def _tuned_elsewhere(runs: pd.DataFrame) -> Outcomes:
     """GA of a case in percent, for every seed at the strength that is best for the other seeds.
 
-    So the best of several strengths is not flattered by having been chosen on what it is judged by, and can be compared
-    with a case that has nothing to choose. A strength that diverged for some seed, or lacks one, is not chosen.
+    So the best of several strengths is not flattered by its choice, and can be compared with a case that has nothing to
+    choose. A strength that diverged for some seed, or lacks one, is not chosen.
     """
     table = 100 * runs.pivot_table(index="seed", columns="method.strength", values=GA, dropna=False)
     died = runs.loc[~runs["ended"]]
@@ -237,7 +237,7 @@ def _tuned_elsewhere(runs: pd.DataFrame) -> Outcomes:
         return in_percent(dict(zip(mine["seed"], mine[GA].where(mine["ended"]), strict=True)))
     if whole.shape[1] == 1:
         return Outcomes(dict(zip(whole.index, whole.iloc[:, 0], strict=True)))
-    need(len(whole) > 1, "with one seed, a strength cannot be chosen on other seeds than it is judged on")
+    need(len(whole) > 1, "with one seed, no other seed is left to choose a strength on")
     return Outcomes({seed: whole.loc[seed, whole.drop(index=seed).mean().idxmax()] for seed in whole.index})
 
 

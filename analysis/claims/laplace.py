@@ -14,8 +14,8 @@ from analysis.claims.claim import (
     Outcomes,
     against_the_best,
     alike,
+    answered,
     compared,
-    judged,
     need,
     unknown,
     weakest,
@@ -116,7 +116,7 @@ def diagonal_keeps_differences(part: Study) -> Finding:
 def tracks(part: Study, accuracy: str, error: str) -> Finding:
     """An accuracy falls as its error grows, over all runs and for each alpha."""
     points = comparisons.error_points(part, error)
-    points = points.loc[points[error] > 0] if len(points) else points  # the reference itself is no evidence
+    points = points.loc[points[error] > 0] if len(points) else points  # the reference itself says nothing
     need(len(points), f"no run that ended has an {error} above zero")
     groups: dict[str, pd.DataFrame] = {f"{alpha:g}": mine for alpha, mine in points.groupby("data.alpha")}
     if len(groups) > 1:
@@ -134,7 +134,7 @@ def tracks(part: Study, accuracy: str, error: str) -> Finding:
         else:
             ends = f"{rho.low:.2f} to {rho.high:.2f}"
             text = f"{where} ρ = {rho.mean:.2f} ({ends}), n = {found.n} of {found.clusters} settings"
-            held.append(judged(text, rho, seeds, -math.inf, 0.0))
+            held.append(answered(text, rho, seeds, -math.inf, 0.0))
     return Finding(pd.DataFrame(rows), held)
 
 

@@ -143,8 +143,8 @@ def _line(panel: Axes, best: pd.DataFrame, key: str, values: Sequence[Any], look
         strokes.band(panel, x, low, high, look.colour, lines)
     died = x[(rows["n"].to_numpy(dtype=float) == 0) & (rows["diverged"].to_numpy(dtype=float) > 0)]
     if len(died):
-        ground = panel.get_xaxis_transform()
-        panel.plot(died, np.full(len(died), 0.03), "x", color=look.colour, transform=ground, clip_on=False, ms=4)
+        bottom = panel.get_xaxis_transform()
+        panel.plot(died, np.full(len(died), 0.03), "x", color=look.colour, transform=bottom, clip_on=False, ms=4)
 
 
 def _x_axis(panel: Axes, key: str, values: Sequence[Any]) -> None:

@@ -18,7 +18,7 @@ from fl_lightning.metrics.metric import AXES, GA, LA
 from fl_lightning.runs.plotting import palette, strokes
 from fl_lightning.runs.plotting.palette import DISPLAY, Look
 
-# More curves of runs that are no results would hide the others.
+# More curves of runs without a result would hide the others.
 MAX_LOOSE = 10
 
 
@@ -221,8 +221,8 @@ def _without_silent(study: Study) -> tuple[Study, list[str]]:
     rounds = study.rounds
     sent = (rounds["bytes_down"] + rounds["bytes_up"]).groupby(rounds["case"]).transform("sum")
     silent = list(rounds.loc[sent.eq(0), "case"].unique())
-    kept = study.of(study.runs.loc[~study.runs["case"].isin(silent)])
-    return kept, [f"{', '.join(silent)} sends nothing and is not shown"] if silent else []
+    sending = study.of(study.runs.loc[~study.runs["case"].isin(silent)])
+    return sending, [f"{', '.join(silent)} sends nothing and is not shown"] if silent else []
 
 
 def _far_apart(rounds: pd.DataFrame) -> bool:
@@ -247,7 +247,7 @@ def _lines(study: Study, rounds: pd.DataFrame, by: str | None, metric: str) -> t
         for key in (*keys, *settings):
             same = mine[key].isna() if row[key] is None or row[key] != row[key] else mine[key].eq(row[key])
             mine = mine.loc[same]
-        # A seed that ended more than once counts once; what is left of it is no loose end.
+        # A seed that ended more than once counts once; its other runs are left out.
         is_loose = ~mine["run_id"].isin(row["run_ids"]) & ~mine["ended"]
         loose = mine.loc[is_loose, "run_id"].iloc[:MAX_LOOSE]
         lines.append(

@@ -92,7 +92,7 @@ def precision_matrix(matrix: ArrayLike, name: str = "") -> Picture:
     """
     values = np.asarray(matrix, dtype=float)
     if not values.size:
-        return style.empty("no run has kept a picture of its precision; set probe.ridge_rounds")
+        return style.empty("no run has saved a picture of its precision; set probe.ridge_rounds")
     if values.ndim == 1:
         figure, (panel,) = style.picture()
         panel.plot(values, color=palette.looks(["FOLA"], {})["FOLA"].colour, lw=0.6)

@@ -13,7 +13,7 @@ from analysis.style import Picture
 from fl_lightning.metrics.metric import GA
 from fl_lightning.runs.plotting import palette
 
-# Training on pooled data is no contestant: it says how far the others could get.
+# Training on pooled data is not compared: it shows how far the others could get.
 REFERENCES = frozenset({"centralised"})
 ROW = 0.19  # inches for a method
 SPREAD = 0.7  # of a row is shared by the values of alpha
@@ -23,8 +23,8 @@ def winners(study: Study) -> Picture:
     """Every method at its best setting; colour is α, and the legend names the best. A filled marker is the best, or has
     an interval that reaches that of the best. Centralised training is not compared.
 
-    A method is told from the best if its interval ends below where that of the best begins. Rows are sorted by the
-    mean over all alpha.
+    Another method differs from the best if its interval ends below that of the best. Rows are sorted by the mean over
+    all alpha.
     """
     if problem := lacking(study, "data.alpha"):
         return style.empty(problem, study)
@@ -50,10 +50,10 @@ def winners(study: Study) -> Picture:
 
 def _draw(panel: Axes, rows: pd.DataFrame, colour: str, shift: float) -> str:
     """The means and intervals of one alpha; returns who is best there."""
-    contest = rows.loc[[case not in REFERENCES for case in rows.index]]
-    if not contest["mean"].notna().any():
-        return "nobody"
-    first = str(contest["mean"].idxmax())
+    comparison = rows.loc[[case not in REFERENCES for case in rows.index]]
+    if not comparison["mean"].notna().any():
+        return "none"
+    first = str(comparison["mean"].idxmax())
     low, high = (rows[side].fillna(rows["mean"]).to_dict() for side in ("low", "high"))
     for place, case in enumerate(rows.index):
         y = place + shift
