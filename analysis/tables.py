@@ -57,8 +57,7 @@ def accuracy_and_rounds(study: Study) -> pd.DataFrame:
             line |= spread_columns(f"{metric} (%)", 100 * mine[metric])
         for threshold in study.thresholds:
             first = curves.loc[curves[GA].ge(threshold)].groupby("run_id")["round"].min()
-            line |= {f"rounds to {threshold:.0%}": first.mean(), f"rounds to {threshold:.0%} std": first.std()}
-            line[f"reached {threshold:.0%}"] = len(first)
+            line |= arrival_columns(threshold, first)
         if (best["confirmed"] & best["chosen_mean"].notna()).any():
             line[OPTIMISM_POINTS] = _optimism(row)
         line |= {"n": row["n"], "diverged seeds": row["diverged_seeds"], "settings tried": row["tried"]}
@@ -321,6 +320,17 @@ def reference_case(study: Study) -> str:
 def spread_columns(name: str, values: "pd.Series[float]") -> dict[str, float]:
     """The mean of some values, the ends of its interval, and their standard deviation."""
     return {**columns(name, mean_interval(values.to_numpy())), f"{name} std": float(values.std())}
+
+
+def mean_columns(name: str, values: "pd.Series[float]") -> dict[str, float]:
+    """The mean of some values and their standard deviation."""
+    return {name: float(values.mean()), f"{name} std": float(values.std())}
+
+
+def arrival_columns(threshold: float, rounds: "pd.Series[Any]") -> dict[str, float]:
+    """When runs reach a level of GA, given the first such round of each that does, and how many do."""
+    level = f"{threshold:.0%}"
+    return {**mean_columns(f"rounds to {level}", rounds), f"reached {level}": len(rounds)}
 
 
 def columns(name: str, interval: Interval) -> dict[str, float]:
