@@ -22,9 +22,9 @@ def seconds(config):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 16))
 def test_every_run_is_in_exactly_one_pack(lengths, slots):
-    work = list(enumerate(lengths))  # stand-ins: only their number and their cost matter here
-    packed = packs(work, slots, lambda run: 0.05 * run[1])
-    assert sorted(run for pack in packed for run in pack) == work
+    runs = list(enumerate(lengths))  # stand-ins: only their number and their cost matter here
+    packed = packs(runs, slots, lambda run: 0.05 * run[1])
+    assert sorted(run for pack in packed for run in pack) == runs
     costs = [sum(0.05 * length for _, length in pack) for pack in packed]
     assert all(a >= b - 1e-9 for a, b in itertools.pairwise(costs)), "the longest pack is not the first"
     largest = 0.05 * max(lengths)
