@@ -44,7 +44,7 @@ def best_for_alpha_and_clients(study: Study) -> Picture:
                 panel, mine, "data.alpha", alphas, Look(colours[number], "o"), dashes[case], len(numbers) * len(cases)
             )
     _x_axis(panel, "data.alpha", alphas)
-    panel.set_ylabel("best GA (%)")
+    panel.set_ylabel(f"best {AXES[GA]}")
     style.legend(
         figure,
         [(case, {"linestyle": dash}) for case, dash in dashes.items()],
@@ -65,7 +65,7 @@ def best_for_alpha(study: Study) -> Picture:
     for case, look in looks.items():
         _line(panel, best.loc[best["case"].eq(case)], "data.alpha", alphas, look, "solid", len(looks))
     _x_axis(panel, "data.alpha", alphas)
-    panel.set_ylabel("best GA (%)")
+    panel.set_ylabel(f"best {AXES[GA]}")
     style.legend(figure, _case_entries(looks))
     return finish(figure, best, study, remarks, "after " + _rounds(study))
 
@@ -88,7 +88,7 @@ def over_hyperparameters(study: Study, keys: Sequence[str] = LEARNING) -> Pictur
                 mine = best.loc[best["case"].eq(case) & best["data.alpha"].eq(alpha)]
                 _line(panel, mine, key, values, look, dashes[alpha], len(alphas) * len(looks))
         _x_axis(panel, key, values)
-        panel.set_ylabel("GA (%)")
+        panel.set_ylabel(AXES[GA])
         tables.append(best)
     alpha_entries = [(f"α = {comparisons.shown(alpha)}", {"linestyle": dash}) for alpha, dash in dashes.items()]
     style.legend(figure, _case_entries(looks), alpha_entries if len(alphas) > 1 else [])

@@ -78,7 +78,7 @@ def errors_behind_accuracies(study: Study) -> Picture:
         at_zero += int((~positive).sum())
         panel.set_xscale("log")
         style.logarithmic(panel)
-        panel.set(xlabel=f"{BY_NAME[x].axis} (log scale)", ylabel=f"{y} (%)")
+        panel.set(xlabel=f"{BY_NAME[x].axis}, log scale", ylabel=AXES[y])
         strokes.percent(panel)
         apart = points.loc[positive]
         found = correlation(np.log(apart[x]), apart[y], comparisons.setting_numbers(study.of(apart)))

@@ -108,18 +108,18 @@ class Axis(NamedTuple):
 
 
 def _rounds_axis(rounds: pd.DataFrame) -> Axis:
-    return Axis(rounds["round"].astype(float), "round", whole=True)
+    return Axis(rounds["round"].astype(float), "communication round", whole=True)
 
 
 def _bytes_axis(rounds: pd.DataFrame) -> Axis:
     total = (rounds["bytes_down"] + rounds["bytes_up"]).groupby(rounds["run_id"]).cumsum()
     scale, unit = next((s, u) for s, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")) if total.max() >= s)
-    return Axis(total / scale, f"sent by server and clients together ({unit})")
+    return Axis(total / scale, f"communication ({unit})")
 
 
 def _seconds_axis(rounds: pd.DataFrame) -> Axis:
     seconds = (rounds["seconds_local"] + rounds["seconds_server"]).groupby(rounds["run_id"]).cumsum()
-    return Axis(seconds, "training and aggregation (s)")
+    return Axis(seconds, "training and aggregation time (s)")
 
 
 def _draw(
@@ -209,7 +209,7 @@ def _legend(figure: Picture, looks: Mapping[str, Look], dashes: Mapping[Any, Any
         []
         if by is None or len(dashes) < 2
         else [
-            (f"{comparisons.symbol(by)} = {comparisons.shown(value)}", {"linestyle": dash})
+            (comparisons.in_words({by: value}) or f"no {comparisons.symbol(by)}", {"linestyle": dash})
             for value, dash in dashes.items()
         ]
     )

@@ -42,7 +42,7 @@ def landscape(scene: Landscape | None = None) -> Picture:
     below.plot(scene.x, product.sum(0) / (product.sum() * width), color=looks["FOLA"].colour, lw=1.2)
     for place, look in ((scene.average, looks["FedAvg"]), (scene.product, looks["FOLA"])):
         below.axvline(place[0], color=look.colour, lw=0.8, linestyle=palette.DASHES[2])
-    below.set(xlabel="$θ_1$", ylabel="density along $θ_1$", ylim=(0, None))
+    below.set(xlabel="$θ_1$", ylabel="marginal density of $θ_1$", ylim=(0, None))
     kinds = list(dict.fromkeys(point.kind for point in scene.critical))
     dots = {"linestyle": "none"}
     style.legend(

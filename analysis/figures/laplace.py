@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from analysis import columns, comparisons, style
@@ -44,7 +45,7 @@ def curvatures(study: Study) -> Picture:
 
 def cosine_of_precisions(study: Study) -> Picture:
     """The paper's normalisation decides the answer for full matrices, so both are shown."""
-    names = {"precision_cosine_minmax": "cosine, min-max (paper)", "precision_cosine": "cosine, raw"}
+    names = {"precision_cosine_minmax": "cosine similarity, min-max", "precision_cosine": "cosine similarity, raw"}
     if not any(name in study.rounds and study.rounds[name].notna().any() for name in names):
         return style.empty("no run has measured the cosine between its clients' precisions; FOLA does", study)
     return _over_rounds(study, names, 1)
@@ -108,6 +109,8 @@ def precision_matrix(matrix: ArrayLike, name: str = "") -> Picture:
     scale = TwoSlopeNorm(usual, min(low, usual - 1e-9), max(high, usual + 1e-9))
     cells = panel.imshow(values, cmap="RdBu_r", norm=scale, interpolation="nearest")
     panel.set(xlabel="parameter", ylabel="parameter")
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     bar = figure.colorbar(cells, ax=panel, label="normalised precision", extend="both", shrink=0.9)
     bar.ax.tick_params(labelsize=7, colors=style.faint(), labelcolor=style.ink())
     bar.ax.yaxis.label.set(color=style.ink(), fontsize=8)
@@ -144,7 +147,7 @@ def _over_rounds(study: Study, metrics: Mapping[str, str], scale: float) -> Pict
         panel.set_ylabel(metrics[metric])
         if metric in AXES:
             strokes.percent(panel)
-    panels[-1].set_xlabel("round")
+    panels[-1].set_xlabel("communication round")
     strokes.rounds(panels[-1], int(rounds["round"].max()))
     _legend(figure, list(shown))
     style.headline(figure, style.seeds(sorted(numbers)))

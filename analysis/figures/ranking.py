@@ -10,7 +10,7 @@ from analysis import comparisons, style
 from analysis.figures.accuracy import finish, lacking, values_of
 from analysis.study import Study
 from analysis.style import Picture
-from fl_lightning.metrics.metric import GA
+from fl_lightning.metrics.metric import AXES, GA
 from fl_lightning.runs.plotting import palette
 
 # Training on pooled data is not compared: it shows how far the others could get.
@@ -40,8 +40,8 @@ def winners(study: Study) -> Picture:
         mine = best.loc[best["data.alpha"].eq(alpha)].set_index("case").reindex(order)
         shift = SPREAD * ((number + 0.5) / len(alphas) - 0.5)
         first = _draw(panel, mine, colour, -shift)
-        entries.append((f"α = {comparisons.shown(alpha)}: {first}", {"color": colour, "marker": "o"}))
-    panel.set_xlabel("GA (%)")
+        entries.append((f"α = {comparisons.shown(alpha)}, best: {first}", {"color": colour, "marker": "o"}))
+    panel.set_xlabel(AXES[GA])
     panel.set_yticks(range(len(order)), order)
     panel.set_ylim(-0.6, len(order) - 0.4)
     style.legend(figure, entries, columns=2)

@@ -49,13 +49,13 @@ class Metric(NamedTuple):
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric(GA, axis="GA: server's model (%)", percent=True),
-    Metric(LA, axis="LA: clients' models (%)", percent=True),
+    Metric(GA, axis="global accuracy (GA, %)", percent=True),
+    Metric(LA, axis="local accuracy (LA, %)", percent=True),
     Metric(VALIDATION, percent=True),
-    Metric("PA_before", column="PA before", axis="PA before local training (%)", percent=True),
+    Metric("PA_before", column="PA before", axis="personal accuracy before (PA, %)", percent=True),
     Metric("PA_before_worst", column="worst tenth before", percent=True),
     Metric("PA_before_std", column="spread before", percent=True),
-    Metric("PA_after", column="PA after", axis="PA after local training (%)", percent=True),
+    Metric("PA_after", column="PA after", axis="personal accuracy after (PA, %)", percent=True),
     Metric("PA_after_worst", column="worst tenth after", percent=True),
     Metric("PA_after_std", column="spread after", percent=True),
     Metric("NLL"),
@@ -69,8 +69,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("FPR95", "final"),
     Metric("RMSE"),
     Metric("F1"),
-    Metric("AE", axis="AE: distance of the server's model"),
-    Metric("LF", axis="LF: mean distance of the clients' models"),
+    Metric("AE", axis="aggregation error (AE)"),
+    Metric("LF", axis="local forgetting (LF)"),
     Metric("train_loss", "always"),
     Metric("prior_loss", "always"),
     Metric("bytes_down", "always"),
