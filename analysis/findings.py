@@ -174,9 +174,9 @@ def _traffic(study: Study) -> list[str]:
         text = f"{first} sends {factor:,.0f}" if factor >= 10 else f"{first} sends {factor:.2g}"
         text += f" times as much per round as {rival}"
         if one == one and two == two:
-            text += (
-                f"; within the same traffic ({sends['common MB'].iloc[0]:.3g} MB) GA is {one:.1f} % against {two:.1f} %"
-            )
+            common = sends["common MB"].iloc[0]
+            traffic = f"{common:,.0f}" if common >= 1000 else f"{common:.3g}"
+            text += f"; within the same traffic ({traffic} MB) GA is {one:.1f} % against {two:.1f} %"
         sentences.append(f"{text}.")
     return sentences
 

@@ -149,7 +149,7 @@ def _table(table: pd.DataFrame, entry: Entry, section: Section, part: Study, out
     files = formats.save(table, out / "tables" / name, entry.title)
     basis = _basis(part.runs["run_id"], section)
     protocol = comparisons.protocol(part) if entry.of_chosen else ""
-    notes = [f"Settings were {protocol}."] if protocol else []
+    notes = [f"settings were {protocol}"] if protocol else []
     return Item(name, entry.title, entry.about, formats.html(table), notes, basis, _relative(files, out))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -22,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from analysis.statistics import MIN_FOR_INTERVAL
 from analysis.study import Study
 from fl_lightning.runs.plotting import palette
-from fl_lightning.runs.plotting.palette import Theme
+from fl_lightning.runs.plotting.palette import DISPLAY, Look, Theme
 from fl_lightning.runs.plotting.palette import theme as theme  # for users, beside the figures
 from fl_lightning.runs.plotting.strokes import dress, take_literally
 
@@ -161,6 +162,17 @@ def seeds(numbers: Sequence[int]) -> str:
         return "n = 1 seed"
     n = f"{known[0]} to {known[-1]}" if len(known) > 1 else f"{known[0]}"
     return f"mean of n = {n} seeds, band: {'95 % interval' if known[0] >= MIN_FOR_INTERVAL else 'their range'}"
+
+
+def looks_of(table: pd.DataFrame) -> dict[str, Look]:
+    """Colour and marker of every case of a table that has the columns `case` and `method`."""
+    methods = {case: DISPLAY.get(name, name) for case, name in zip(table["case"], table["method"], strict=True)}
+    return palette.looks(list(dict.fromkeys(table["case"])), methods)
+
+
+def case_entries(looks: Mapping[str, Look]) -> list[tuple[str, dict[str, Any]]]:
+    """The cases as entries of a legend."""
+    return [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
 
 
 def headline(figure: Picture, text: str) -> None:

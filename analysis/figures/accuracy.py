@@ -4,7 +4,7 @@ Values stand at equal distances along x, each with its label: the paper's grids 
 A gap in a line is a value without result; a cross at the bottom one where every setting diverged.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import comparisons, style
+from analysis.statistics import mean_interval
 from analysis.study import Study
 from analysis.style import Picture
 from fl_lightning.metrics.metric import AXES, GA, LA
 from fl_lightning.runs.plotting import palette, strokes
-from fl_lightning.runs.plotting.palette import DISPLAY, Look
+from fl_lightning.runs.plotting.palette import Look
 
 LEARNING = ("training.lr", "training.epochs", "training.batch_size")
 LABELS = {
@@ -61,12 +62,12 @@ def best_for_alpha(study: Study) -> Picture:
     best = comparisons.best_of_grid(study, GA, ["data.alpha"])
     alphas = values_of(best, "data.alpha")
     figure, (panel,) = style.picture()
-    looks = looks_of(best)
+    looks = style.looks_of(best)
     for case, look in looks.items():
         _line(panel, best.loc[best["case"].eq(case)], "data.alpha", alphas, look, "solid", len(looks))
     _x_axis(panel, "data.alpha", alphas)
     panel.set_ylabel(f"best {AXES[GA]}")
-    style.legend(figure, _case_entries(looks))
+    style.legend(figure, style.case_entries(looks))
     return finish(figure, best, study, remarks, "after " + _rounds(study))
 
 
@@ -82,7 +83,7 @@ def over_hyperparameters(study: Study, keys: Sequence[str] = LEARNING) -> Pictur
     tables = []
     for panel, key in zip(panels, varied, strict=True):
         best = comparisons.best_of_grid(study, GA, ["data.alpha", key])
-        looks, values = looks_of(best), values_of(study.runs, key)
+        looks, values = style.looks_of(best), values_of(study.runs, key)
         for alpha in alphas:
             for case, look in looks.items():
                 mine = best.loc[best["case"].eq(case) & best["data.alpha"].eq(alpha)]
@@ -91,7 +92,7 @@ def over_hyperparameters(study: Study, keys: Sequence[str] = LEARNING) -> Pictur
         panel.set_ylabel(AXES[GA])
         tables.append(best)
     alpha_entries = [(f"α = {comparisons.shown(alpha)}", {"linestyle": dash}) for alpha, dash in dashes.items()]
-    style.legend(figure, _case_entries(looks), alpha_entries if len(alphas) > 1 else [])
+    style.legend(figure, style.case_entries(looks), alpha_entries if len(alphas) > 1 else [])
     others = "the others at their best; " if len(varied) > 1 else ""
     return finish(figure, pd.concat(tables), study, remarks, others + "after " + _rounds(study))
 
@@ -107,7 +108,7 @@ def over_epochs(study: Study, key: str = "training.epochs") -> Picture:
     # By GA, also for LA: one setting cannot be good in one panel and bad in the other.
     keys = [key, "method.strength"] if "method.strength" in study.runs else [key]
     best = comparisons.best_of_grid(study, GA, keys)
-    looks = looks_of(best)
+    looks = style.looks_of(best)
     for panel, metric in zip(panels, (GA, LA), strict=True):
         measured = _measured(best, study.runs, metric)
         for case, look in looks.items():
@@ -120,14 +121,12 @@ def over_epochs(study: Study, key: str = "training.epochs") -> Picture:
         panel.set_ylabel(AXES[metric])
     _x_axis(panels[-1], key, values)
     strength_entries = [(f"λ = {comparisons.shown(s)}", {"linestyle": d}) for s, d in dashes.items() if s is not None]
-    style.legend(figure, _case_entries(looks), strength_entries)
+    style.legend(figure, style.case_entries(looks), strength_entries)
     return finish(figure, best, study, remarks, "after " + _rounds(study))
 
 
 def _measured(best: pd.DataFrame, runs: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The chosen settings with another metric of the same runs."""
-    from analysis.statistics import mean_interval
-
     table = runs.set_index("run_id")[metric]
     intervals = [mean_interval(table.reindex(list(ids)).to_numpy()) for ids in best["run_ids"]]
     return best.assign(**{name: [getattr(i, name) for i in intervals] for name in ("mean", "low", "high", "n")})
@@ -166,16 +165,6 @@ def lacking(study: Study, key: str) -> str:
     if key not in runs or runs[key].nunique() < 2:
         return f"all runs have the same {comparisons.symbol(key)}"
     return "" if runs["ended"].any() or runs["status"].eq("diverged").any() else "no run has ended"
-
-
-def looks_of(best: pd.DataFrame) -> dict[str, Look]:
-    """Colour and marker of every case."""
-    methods = {case: DISPLAY.get(m, m) for case, m in zip(best["case"], best["method"], strict=True)}
-    return palette.looks(list(dict.fromkeys(best["case"])), methods)
-
-
-def _case_entries(looks: Mapping[str, Look]) -> list[tuple[str, dict[str, Any]]]:
-    return [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
 
 
 def _rounds(study: Study) -> str:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from analysis import comparisons, style
 from analysis.study import Study
 from analysis.style import Picture
-from fl_lightning.runs.plotting import calibration_panel, palette
-from fl_lightning.runs.plotting.palette import DISPLAY, Look
+from fl_lightning.runs.plotting import calibration_panel
+from fl_lightning.runs.plotting.palette import Look
 
 Arrays = dict[str, NDArray[Any]]
 PREFERRED = ("probit", "glm_mc", "nn", "ensemble", "map")
@@ -61,8 +61,7 @@ def _by_alpha(study: Study, draw: Callable[[Axes, Arrays, Mapping[str, Look]], N
         return style.empty(problem, study)
     study, remarks = comparisons.largest(study, SHOWN)
     curves = study.runs
-    methods = {case: DISPLAY.get(m, m) for case, m in zip(curves["case"], curves["method"], strict=True)}
-    looks = palette.looks(list(dict.fromkeys(curves["case"])), methods)
+    looks = style.looks_of(curves)
     scenes = _scenes(curves)
     figure, panels = style.picture(len(scenes), height=2.1, across=curves["data"].nunique())
     for panel, (title, chosen) in zip(panels, scenes, strict=True):
@@ -78,7 +77,7 @@ def _by_alpha(study: Study, draw: Callable[[Axes, Arrays, Mapping[str, Look]], N
         present = {case: look for case, look in looks.items() if f"{case}/risk" in pooled}
         draw(panel, pooled, present)
         panel.set_title(title, fontsize=8)
-    style.legend(figure, [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()])
+    style.legend(figure, style.case_entries(looks))
     return _finish(figure, study, remarks)
 
 

@@ -12,7 +12,7 @@ from analysis.study import Study
 from analysis.style import Picture
 from fl_lightning.metrics.metric import AXES, BY_NAME, GA, LA
 from fl_lightning.runs.plotting import palette, strokes
-from fl_lightning.runs.plotting.palette import DISPLAY, MARKERS
+from fl_lightning.runs.plotting.palette import MARKERS
 
 
 def global_against_local(study: Study) -> Picture:
@@ -22,8 +22,7 @@ def global_against_local(study: Study) -> Picture:
     ended = runs.loc[runs["ended"] & runs[GA].notna() & runs[LA].notna()]
     if not len(ended):
         return style.empty("no run has ended", study)
-    methods = {case: DISPLAY.get(m, m) for case, m in zip(ended["case"], ended["method"], strict=True)}
-    looks = palette.looks(list(dict.fromkeys(ended["case"])), methods)
+    looks = style.looks_of(ended)
     figure, (panel,) = style.picture(height=2.6)
     entries: list[tuple[str, dict[str, Any]]] = []
     for case, look in looks.items():

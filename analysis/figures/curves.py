@@ -16,7 +16,7 @@ from analysis.study import Study
 from analysis.style import Picture
 from fl_lightning.metrics.metric import AXES, GA, LA
 from fl_lightning.runs.plotting import palette, strokes
-from fl_lightning.runs.plotting.palette import DISPLAY, Look
+from fl_lightning.runs.plotting.palette import Look
 
 # More curves of runs without a result would hide the others.
 MAX_LOOSE = 10
@@ -145,7 +145,7 @@ def _draw(
     rounds = study.rounds.assign(x=axis.values)
     chosen_by = chosen_by or metrics[0]
     lines, best = _lines(study, rounds, by, chosen_by)
-    looks, dashes = _strokes_of(lines)
+    looks, dashes = _strokes_of(lines, best)
     figure, panels = style.picture(len(metrics), height=2.3 if len(lines) <= 6 else 3.0, wide=wide, sharex=True)
     longest = int(rounds["round"].max())
     bands: list[Band] = []
@@ -181,12 +181,10 @@ def _measured(
     return known, ""
 
 
-def _strokes_of(lines: Sequence[Line]) -> tuple[dict[str, Look], dict[Any, Any]]:
+def _strokes_of(lines: Sequence[Line], best: pd.DataFrame) -> tuple[dict[str, Look], dict[Any, Any]]:
     """The look of every case, and the dash of every value."""
-    cases = list(dict.fromkeys(line.case for line in lines))
-    methods = {line.case: DISPLAY.get(m, m) for line in lines for m in _all(line)["method"].iloc[:1]}
     values = sorted(dict.fromkeys(line.value for line in lines), key=comparisons.order)
-    return palette.looks(cases, methods), palette.dashes(values)
+    return style.looks_of(best), palette.dashes(values)
 
 
 def _label(panels: Sequence[Axes], axis: Axis, rounds: pd.DataFrame) -> None:
@@ -204,7 +202,6 @@ def _label(panels: Sequence[Axes], axis: Axis, rounds: pd.DataFrame) -> None:
 
 def _legend(figure: Picture, looks: Mapping[str, Look], dashes: Mapping[Any, Any], by: str | None) -> None:
     """Colours and markers of the cases, dashes of the values."""
-    cases = [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
     values = (
         []
         if by is None or len(dashes) < 2
@@ -213,7 +210,7 @@ def _legend(figure: Picture, looks: Mapping[str, Look], dashes: Mapping[Any, Any
             for value, dash in dashes.items()
         ]
     )
-    style.legend(figure, cases, values)
+    style.legend(figure, style.case_entries(looks), values)
 
 
 def _without_silent(study: Study) -> tuple[Study, list[str]]:
@@ -298,7 +295,3 @@ def _basis(bands: Sequence[Band], best: pd.DataFrame, metric: str) -> str:
         settings = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[0]}"
         text += f"; best of {settings} settings by final {metric}"
     return text
-
-
-def _all(line: Line) -> pd.DataFrame:
-    return line.results if len(line.results) else line.loose
