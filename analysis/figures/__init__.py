@@ -6,7 +6,14 @@ anything to show it says why instead of failing. A new figure is a function in a
 
 from analysis import comparisons, run_arrays
 from analysis.catalogue import Entry
-from analysis.figures.accuracy import best_for_alpha, best_for_alpha_and_clients, over_epochs, over_hyperparameters
+from analysis.figures.accuracy import (
+    LEARNING,
+    best_for_alpha,
+    best_for_alpha_and_clients,
+    over_epochs,
+    over_hyperparameters,
+    winners,
+)
 from analysis.figures.calibration import entropies, reliability, risk_coverage
 from analysis.figures.correlation import errors_behind_accuracies, global_against_local
 from analysis.figures.curves import (
@@ -22,13 +29,11 @@ from analysis.figures.curves import (
 from analysis.figures.landscape import landscape
 from analysis.figures.laplace import cosine_of_precisions, curvatures, precision_matrix, ridge_curves
 from analysis.figures.partition import partitions
-from analysis.figures.ranking import winners
 from analysis.statistics import MIN_FOR_CORRELATION
 from analysis.study import Study
 
 # Cases whose curves hide each other.
 MANY = 5
-LEARNING = ("training.lr", "training.epochs", "training.batch_size")
 
 
 def _has_curvatures(study: Study) -> bool:
