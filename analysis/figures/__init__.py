@@ -113,8 +113,8 @@ FIGURES = (
         )
     ),
     Entry(global_against_local, "GA and LA", lambda s: int(s.runs["ended"].sum()) >= MIN_FOR_CORRELATION),
-    Entry(against_bytes, "GA over bytes", lambda s: s.lasts),
-    Entry(against_seconds, "GA over seconds", lambda s: s.lasts),
+    Entry(against_bytes, "GA over communication", lambda s: s.lasts),
+    Entry(against_seconds, "GA over time", lambda s: s.lasts),
     Entry(partitions, "Samples per client and class", reads=lambda s: (run_arrays.partitions(s),)),
 )
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
 
 from analysis import comparisons, style
@@ -86,7 +87,7 @@ def _finish(figure: Picture, study: Study, remarks: Sequence[str]) -> Picture:
     kinds = sorted({_kind(arrays) for arrays in curves["arrays"]})
     seeds = curves["seed"].nunique()
     style.headline(figure, f"prediction: {', '.join(kinds)}; {seeds} seed{'s' * (seeds != 1)} pooled; 15 bins")
-    if (layout := figure.get_layout_engine()) is not None:
+    if isinstance(layout := figure.get_layout_engine(), ConstrainedLayoutEngine):
         layout.set(h_pad=0.08)  # the title of a panel stands apart from the label of the one above
     figure.remarks = [*study.remarks, *remarks]
     figure.run_ids = list(dict.fromkeys(curves["run_id"]))
