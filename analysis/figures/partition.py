@@ -32,7 +32,7 @@ def partitions(counts: Mapping[str, ArrayLike]) -> Picture:
         strokes.dress(panel)
         strokes.cells(panel, table, scale, ticks=20 // columns)
         empty = int((table.sum(1) == 0).sum())
-        note = f"\n{empty} without samples (×)" if empty else ""
+        note = f"\n{empty} without samples" if empty else ""
         panel.set_title(f"{title}{note}", fontsize=6.5, color=style.ink())
         panel.tick_params(labelsize=6)
     for position, panel in enumerate(panels):
