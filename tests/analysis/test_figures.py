@@ -287,7 +287,7 @@ def test_best_per_alpha_and_clients_has_fedavg_solid_and_fola_dashed():
     assert handles["N = 5"].get_color() != handles["N = 10"].get_color()
 
 
-def test_the_winner_and_whoever_is_not_told_from_it_are_filled():
+def test_the_winner_and_cases_level_with_it_are_filled():
     table = runs_table(cases=("FedAvg", "FOLA", "FedCurv"), alphas=(0.01, 1), rounds=1)
     # By seed: FOLA 0.70, 0.80, 0.90; FedCurv overlaps with it, FedAvg ends below; at alpha 1 only FedAvg has ended.
     points = {"FOLA": (0.7, 0.8, 0.9), "FedCurv": (0.6, 0.65, 0.75), "FedAvg": (0.5, 0.6, 0.69)}
@@ -296,7 +296,10 @@ def test_the_winner_and_whoever_is_not_told_from_it_are_filled():
     table.loc[gone, ["status", "ended", "GA"]] = "diverged", False, np.nan
     figure = figures.winners(as_study(table))
     (panel,) = figure.axes
-    assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == ["α = 0.01: FOLA", "α = 1: FedAvg"]
+    assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == [
+        "α = 0.01, best: FOLA",
+        "α = 1, best: FedAvg",
+    ]
     names = [label.get_text() for label in panel.get_yticklabels()]
     small, large = palette.sequence(2)
     filled = {
@@ -315,7 +318,10 @@ def test_centralised_training_wins_nothing():
     table.loc[table["case"].eq("FedAvg"), ["case", "method"]] = "centralised"
     table.loc[table["case"].eq("centralised"), "GA"] = 0.99
     figure = figures.winners(as_study(table))
-    assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == ["α = 0.01: FOLA", "α = 1: FOLA"]
+    assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == [
+        "α = 0.01, best: FOLA",
+        "α = 1, best: FOLA",
+    ]
     reference = [line for line in figure.axes[0].lines if line.get_marker() == "o" and line.get_xdata()[0] > 98]
     assert [line.get_markerfacecolor() for line in reference] == [palette.LIGHT.paper] * 2
 
