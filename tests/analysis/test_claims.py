@@ -217,8 +217,8 @@ def test_a_part_that_cannot_be_told_confirms_nothing():
 
 def test_where_the_seed_draws_the_partition_one_seed_cannot_tell():
     part = part_of(rounds_table(**{**GRID, "seeds": 1}, rounds=1), "mnist_first_round")
-    assert federated.first_round(part).told
-    assert federated.first_round(part).asking(1).told
+    assert federated.first_round(part).known
+    assert federated.first_round(part).asking(1).known
     one = verdicts(part)["first_round"]
     assert one.verdict == "cannot be told"
     assert "1 of the 2 seeds that the rule needs" in claims.markdown(one)
