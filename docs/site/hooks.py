@@ -34,7 +34,12 @@ NAVIGATION = {
     "Sweep": {"Sweeps": "sweeps"},
     "Analyse": {"Reports, tables, figures": "analysis", "Uncertainty": "uncertainty"},
     "Extend": {"Extending": "extending", "Architecture": "architecture", "Contributing": "contributing"},
-    "Operate": {"Workers, clusters, GPUs": "scaling", "Reliability": "reliability", "Benchmarks": "benchmarks"},
+    "Operate": {
+        "Workers, clusters": "scaling",
+        "GPUs": "gpu",
+        "Reliability": "reliability",
+        "Benchmarks": "benchmarks",
+    },
 }
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)([^)]*\))")
 
