@@ -15,8 +15,7 @@ from fl_lightning.loop import federate
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.metrics import round_metrics
-from fl_lightning.metrics.client_tests import summary
-from fl_lightning.metrics.round_metrics import ClientEvaluator, as_if_not_due, measure
+from fl_lightning.metrics.round_metrics import ClientEvaluator, as_if_not_due, measure, summary
 from fl_lightning.metrics.settings import Evaluation
 from fl_lightning.models.networks.cnn import Cnn
 from fl_lightning.models.task import Task
