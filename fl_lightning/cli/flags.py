@@ -5,12 +5,11 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from fl_lightning import discovery
 from fl_lightning.errors import UserError, require
 from fl_lightning.metrics.early_stopping import Stop, stop_of
-from fl_lightning.runs.config.schema import type_name
 
 INDENT = 8 * " "
 # Options that a configuration file may hold beside the settings of a run: who computes, which changes no number.
@@ -169,3 +168,20 @@ def writable_picture(path: Path) -> Path:
     except OSError as error:
         raise UserError(f"cannot write to {path.parent}: {error.strerror}; choose another --picture") from None
     return path
+
+
+def type_name(kind: Any) -> str:
+    """A type as a placeholder in a help text.
+
+    >>> type_name(float), type_name(int | None), type_name(Literal["a", "b"])
+    ('NUMBER', 'INTEGER|null', '{a,b}')
+    """
+    names = {int: "INTEGER", float: "NUMBER", bool: "{true,false}", str: "NAME", type(None): "null"}
+    if kind in names:
+        return names[kind]
+    if get_origin(kind) is Literal:
+        options = get_args(kind)
+        return f"{{{','.join(map(str, options))}}}" if len(options) > 1 else str(options[0])
+    if get_origin(kind) in (tuple, list):
+        return f"[{type_name(get_args(kind)[0])},...]"
+    return "|".join(type_name(option) for option in get_args(kind)) or "VALUE"

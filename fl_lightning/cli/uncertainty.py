@@ -6,10 +6,10 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from fl_lightning.cli.flags import CommandParser, add_runs
+from fl_lightning.cli.flags import CommandParser, add_runs, type_name
 from fl_lightning.metrics.metric import is_final, kinds_in
 from fl_lightning.runs.config.run_config import configure
-from fl_lightning.runs.config.schema import Field, as_text, fields_of, type_name
+from fl_lightning.runs.config.schema import Field, as_text, fields_of
 from fl_lightning.system.text import render
 
 SECTION = "uncertainty"

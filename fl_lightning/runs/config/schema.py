@@ -206,20 +206,3 @@ def type_in_words(kind: Any) -> str:
     if get_origin(kind) in (tuple, list):
         return f"a list, each {type_in_words(get_args(kind)[0])}"
     return " or ".join(type_in_words(option) for option in get_args(kind)) or str(kind)
-
-
-def type_name(kind: Any) -> str:
-    """A type as a placeholder in a help text.
-
-    >>> type_name(float), type_name(int | None), type_name(Literal["a", "b"])
-    ('NUMBER', 'INTEGER|null', '{a,b}')
-    """
-    names = {int: "INTEGER", float: "NUMBER", bool: "{true,false}", str: "NAME", type(None): "null"}
-    if kind in names:
-        return names[kind]
-    if get_origin(kind) is Literal:
-        options = get_args(kind)
-        return f"{{{','.join(map(str, options))}}}" if len(options) > 1 else str(options[0])
-    if get_origin(kind) in (tuple, list):
-        return f"[{type_name(get_args(kind)[0])},...]"
-    return "|".join(type_name(option) for option in get_args(kind)) or "VALUE"
