@@ -86,5 +86,6 @@ def score_local(task: Task, models: Sequence[Weights], dataset: Dataset, evaluat
 
 def client_score(task: Task, model: Weights, dataset: Dataset, client: int) -> Score | None:
     """A model on the test set of a client; None if it has none."""
-    places = dataset.client_tests[client] if dataset.client_tests is not None else ()
-    return score_at(task, model, dataset, places) if len(places) else None
+    if dataset.client_tests is None or not len(places := dataset.client_tests[client]):
+        return None
+    return score_at(task, model, dataset, places)
