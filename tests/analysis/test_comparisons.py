@@ -90,6 +90,8 @@ def test_a_setting_that_lacks_seeds_cannot_win():
     after = comparisons.best_of_grid(as_study(missing)).iloc[0]
     assert after["training.lr"] != best["training.lr"]
     assert after["incomplete"] == 1
+    assert after["budget"] == 1
+    assert after["expected"] == pytest.approx(after["mean"])  # of the whole one alone
 
 
 def test_if_all_settings_diverged_the_surviving_seeds_are_shown_as_such():
