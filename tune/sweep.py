@@ -28,7 +28,7 @@ from fl_lightning.system import activity, devices, memory
 from tune import sweep_run
 from tune.cluster import connected
 from tune.estimate import Estimate, measure_apart
-from tune.grid import Cell, cells, reference_cells
+from tune.grid import Cell, cells, pretrain_cells, reference_cells, started
 from tune.outcome import CellOutcome, finals, follows_up, outcome_of
 from tune.study import Study
 from tune.work import Instructions, Pack, Status, Watch, compact, one_after_the_other, packs
@@ -103,8 +103,12 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
             place = functools.partial(connected, options.address, options.resources, options.out)
             slots = functools.cache(lambda: stack.enter_context(place()))
             runner = _Runner(study, options, instructions, folder / "ray", slots, watch, failures)
+            if known is not None and study.pretrain is not None:
+                runner.grid(pretrain_cells(study), keep=True)
+                known = started(study, known, options.out)
+                require(all(cell.start for cell in known), _not_pretrained(failures))
             if known is not None and study.reference is not None:
-                found = runner.references(reference_cells(study))
+                found = runner.references(started(study, reference_cells(study), options.out))
                 known = [replace(cell, references=found[cell.group[1]]) for cell in known]
             tried = runner.search() if known is None else runner.grid(known)
             if follows_up(study):
@@ -136,6 +140,10 @@ def fitting(gigabytes: float) -> int:
 def missing(configs: Sequence[RunConfig], out: Path, stop: Stop | None) -> list[RunConfig]:
     """The runs that no earlier process has taken to their end."""
     return [config for config in configs if ended(config, out, stop) is None]
+
+
+def _not_pretrained(failures: dict[str, str]) -> str:
+    return f"the run that all networks start from could not be computed: {'; '.join(failures.values()) or 'stopped'}"
 
 
 def _is_new(out: Path, fresh: bool, config: RunConfig) -> bool:
@@ -224,7 +232,7 @@ class _Runner:
                 for config in cell.configs
             }
             options = self.instructions.options
-            options = options._replace(checkpoint=keep or options.checkpoint)
+            options = options._replace(checkpoint=keep or options.checkpoint, model=keep or options.model)
             instructions = self.instructions._replace(tags=tags, options=options)
             if self.options.in_process:
                 self._compute_here(todo, instructions, done, len(configs))
