@@ -1,7 +1,7 @@
 """What a frozen network makes of the data, computed once: where the head alone is trained, a round costs the head only.
 
 The head's inputs take the place of the images, and the head that of the network, under the names of the whole. Methods,
-engines and metrics do not notice. Only samples that anybody has are looked at.
+engines and metrics do not notice. Samples that are not in use are left out.
 """
 
 import hashlib
@@ -89,7 +89,7 @@ def _key(config: RunConfig, problem: Problem, name: str) -> str:
 
 
 def _of_training(problem: Problem, name: str) -> Tensor:
-    """Of the training samples that anybody has; zeros for the others."""
+    """Of the training samples in use; zeros for the others."""
     task, dataset, places = problem.task, problem.dataset, _used(problem)
     made = [_of_block(task, name, part(dataset.train_x, block), dataset) for block in torch.split(places, BLOCK)]
     found = made[0].new_zeros(len(dataset.train_y), *made[0].shape[1:])
@@ -125,7 +125,7 @@ def _on(x: Inputs, task: Task) -> Inputs:
 
 
 def _used(problem: Problem) -> Tensor:
-    """The training samples that anybody has, or that choose settings."""
+    """The training samples in use: those of clients and server, and those that choose settings."""
 
     def every() -> Iterator[Tensor]:
         yield from problem.clients

@@ -163,3 +163,40 @@ def test_the_id_of_a_run_stands_for_its_folder(out):
     flags = ["--runs", str(out), "--model.weights", run.run_id[:12], "--seed", "3"]
     _, given = with_files(_parser(), flags)
     assert given["model.weights"] == str(run.folder)
+
+
+LIT = '''
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+class Lit(pl.LightningModule):
+    """A user's module."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 4))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+'''
+
+
+@pytest.mark.slow
+def test_a_lightning_module_takes_a_new_head_and_trains_it_alone(tmp_path, out, monkeypatch):
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "lit.py").write_text(LIT)
+    monkeypatch.setenv("FL_LIGHTNING_PLUGINS", str(tmp_path / "plugins"))
+    shapes = {"1.weight": (6, 64), "1.bias": (6,), "3.weight": (4, 6), "3.bias": (4,)}
+    given = {f"model.net.{name}": torch.full(shape, 0.1) for name, shape in shapes.items()}
+    torch.save({"state_dict": given, "epoch": 3}, tmp_path / "lit.ckpt")
+    part = {"model": "lit", "model.weights": str(tmp_path / "lit.ckpt"), "model.new_head": True, "model.train": "head"}
+    base = {key: value for key, value in SETTINGS.items() if not key.startswith("model")}
+    result = experiment.run(configure(base | SMALL | part), out)
+    model = load_model(result)
+    assert torch.equal(model.net[1].weight, given["model.net.1.weight"])
+    assert model.net[3].weight.shape == (10, 6)
+    assert result.history[-1]["bytes_up"] == 3 * 4 * 70
