@@ -38,8 +38,8 @@ class Tuning:
             MLflow id of a finished run, or for the model torchvision a published name such as DEFAULT. null starts at
             random.
         new_head: Whether the last layer is replaced by a new one, at random, with as many outputs as the data need.
-        train: The part that is trained, sent, counted and saved: head, the last layer; last:N, the last N layers that
-            are no norms; bias; norm; lora, adapters of low rank; all; or a pattern of parameter names. A new head is
+        train: The part that is trained, sent, counted and saved: head, the last layer; last:N, the last N layers, norms
+            not counted; bias; norm; lora, adapters of low rank; all; or a pattern of parameter names. A new head is
             trained with any of them.
     """
 

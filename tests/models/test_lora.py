@@ -157,4 +157,4 @@ def test_precisions_of_adapters_are_those_of_linear_layers():
     assert torch.allclose(one[0, 0, 0], inputs[0])
     kernel = "0.parametrizations.weight.0.b"
     assert found.inputs[kernel].shape == (2, 2)
-    assert found.slopes[kernel].shape == (4, 4)
+    assert found.gradients[kernel].shape == (4, 4)
