@@ -18,7 +18,7 @@ from fl_lightning.models.tuning import Tuning
 from fl_lightning.runs.config.aliases import UnknownSetting
 from fl_lightning.runs.config.run_config import RunConfig, chosen_names, configure
 from fl_lightning.runs.config.schema import fields_of, schema_of
-from fl_lightning.runs.folder import latest
+from fl_lightning.runs.folder import ended
 from fl_lightning.streams import numpy_generator
 from tune.best import ROUNDS
 from tune.study import MOST_ROUNDS, REFERENCE, Case, Range, Study
@@ -126,7 +126,7 @@ def started(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
     """Cells whose networks start from the runs of `pretrain_cells`, where those have ended."""
     folders = {}
     for environment, cell in zip(environments(study), pretrain_cells(study), strict=study.pretrain is not None):
-        known = latest(cell.config, out)
+        known = ended(cell.config, out, None)
         folders[_key(environment)] = None if known is None else str(known.folder)
     return [replace(cell, start=folders.get(_key(cell.environment))) for cell in tried]
 

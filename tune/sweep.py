@@ -19,6 +19,7 @@ from fl_lightning.engines.parallel.executor import Executor, Workers, pool_of
 from fl_lightning.engines.parallel.ray_cluster import Resources
 from fl_lightning.errors import UserError, require
 from fl_lightning.metrics.early_stopping import Stop
+from fl_lightning.metrics.metric import GA
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.folder import ended
@@ -104,7 +105,7 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
             slots = functools.cache(lambda: stack.enter_context(place()))
             runner = _Runner(study, options, instructions, folder / "ray", slots, watch, failures)
             if known is not None and study.pretrain is not None:
-                runner.grid(pretrain_cells(study), keep=True)
+                runner.computed += _pretrain(runner, study)
                 known = started(study, known, options.out)
                 require(all(cell.start for cell in known), _not_pretrained(failures))
             if known is not None and study.reference is not None:
@@ -140,6 +141,15 @@ def fitting(gigabytes: float) -> int:
 def missing(configs: Sequence[RunConfig], out: Path, stop: Stop | None) -> list[RunConfig]:
     """The runs that no earlier process has taken to their end."""
     return [config for config in configs if ended(config, out, stop) is None]
+
+
+def _pretrain(runner: "_Runner", study: Study) -> int:
+    """Compute the runs that networks start from, to their ends, whatever the study measures; how many are new."""
+    instructions = runner.instructions._replace(metric=GA, stop=None)
+    whole = replace(study, metric=GA, stop=None)
+    alone = replace(runner, study=whole, instructions=instructions, computed=0)
+    alone.grid(pretrain_cells(study), keep=True)
+    return alone.computed
 
 
 def _not_pretrained(failures: dict[str, str]) -> str:

@@ -17,7 +17,8 @@ from tune.sweep import Options, sweep
 STUDY = """
 base:
   {data: digits, data.holdout: 0.3, data.clients: 3, model.hidden: [8], federation.rounds: 1, engine: functional,
-   model.new_head: true, model.train: head, data.test_subset: 0.2, data.subset: 0.3, evaluation.local: false}
+   model.new_head: true, model.train: head, data.test_subset: 0.2, data.subset: 0.3, data.validation: 0.1,
+   evaluation.local: false}
 pretrain: {training.lr: 0.2, federation.rounds: 2}
 environments: {data.alpha: [0.1, 1]}
 cases: [fedavg, fola]
