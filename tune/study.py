@@ -11,6 +11,7 @@ One YAML or Python file, data without logic:
       - {label: FedAvg, method: fedavg}
       - {label: FOLA, method: fola, space: {method.strength: [1, 100]}}
     space: {training.lr: [0.1, 0.01]}           # what is tuned, for every case: a list is a grid
+    pretrain: {training.lr: 0.05}               # one run on the server's data, from which all networks start
     seeds: 3                                    # 0, 1, 2; or a list
     confirm: {seeds: 5}                         # the best settings again, on seeds 3 to 7, which chose nothing
     scales: {smoke: {seeds: 1}}                 # named changes of all this, chosen by --scale
@@ -35,7 +36,7 @@ REFERENCE = "@reference"
 # In the folder of a sweep: what was swept, whether it has ended, which runs it has, and the best settings to read.
 STUDY, STATE, TABLE, SUMMARY = "study.yaml", "sweep.json", "runs.csv", "best.md"
 # Keys that studies did not always have: they count for the identity where they say something.
-LATER = frozenset({"given", "confirming", "among"})
+LATER = frozenset({"given", "confirming", "among", "pretrain"})
 # More than these is a slip: every setting takes a moment before anything is computed. The largest of our own studies
 # has 6,250 settings and 187,500 runs.
 MOST_SETTINGS, MOST_RUNS = 10_000, 200_000
@@ -175,6 +176,8 @@ class Study:
         reference: Settings of a run that is computed first, for every environment and seed; where a setting is
             `@reference`, the folder of that run takes its place.
         among: The labels of all cases, where only some of them take part.
+        pretrain: Settings of a run that is computed first, once for every environment; the networks of all cases and
+            seeds start from it. It trains in one place on the server's data (data.holdout), unless they say otherwise.
     """
 
     name: str
@@ -198,6 +201,7 @@ class Study:
     report: bool = False
     memory: float = 0.0
     among: tuple[str, ...] = ()
+    pretrain: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         require(isinstance(self.metric, str), f"metric must be the name of a metric, got {self.metric!r}")
@@ -273,6 +277,10 @@ class Study:
         )
 
     def _check_given(self) -> None:
+        require(
+            self.pretrain is None or self.search.algorithm != "optuna",
+            f"study {self.name}: pretrain goes with search.algorithm grid or random, got optuna",
+        )
         for one in self.given:
             strange = [key for key in one.when if key not in self.environments and key not in self.base]
             require(
@@ -288,7 +296,8 @@ class Study:
 
     def base_in(self, environment: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of every run under some conditions."""
-        base = dict(self.base)
+        # All seeds start from one network, so that its data must not be any seed's clients'.
+        base = dict(self.base) if self.pretrain is None else {"data.holdout_seed": 0, **self.base}
         for one in self.given:
             if one.holds({**self.base, **environment}):
                 base |= one.settings

@@ -19,6 +19,7 @@ from fl_lightning.engines.parallel.executor import Executor, Workers, pool_of
 from fl_lightning.engines.parallel.ray_cluster import Resources
 from fl_lightning.errors import UserError, require
 from fl_lightning.metrics.early_stopping import Stop
+from fl_lightning.metrics.metric import GA
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.folder import ended
@@ -28,7 +29,7 @@ from fl_lightning.system import activity, devices, memory
 from tune import sweep_run
 from tune.cluster import connected
 from tune.estimate import Estimate, measure_apart
-from tune.grid import Cell, cells, reference_cells
+from tune.grid import Cell, cells, pretrain_cells, reference_cells, started
 from tune.outcome import CellOutcome, finals, follows_up, outcome_of
 from tune.study import Study
 from tune.work import Instructions, Pack, Status, Watch, compact, one_after_the_other, packs
@@ -103,8 +104,12 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
             place = functools.partial(connected, options.address, options.resources, options.out)
             slots = functools.cache(lambda: stack.enter_context(place()))
             runner = _Runner(study, options, instructions, folder / "ray", slots, watch, failures)
+            if known is not None and study.pretrain is not None:
+                runner.computed += _pretrain(runner, study)
+                known = started(study, known, options.out)
+                require(all(cell.start for cell in known), _not_pretrained(failures))
             if known is not None and study.reference is not None:
-                found = runner.references(reference_cells(study))
+                found = runner.references(started(study, reference_cells(study), options.out))
                 known = [replace(cell, references=found[cell.group[1]]) for cell in known]
             tried = runner.search() if known is None else runner.grid(known)
             if follows_up(study):
@@ -136,6 +141,19 @@ def fitting(gigabytes: float) -> int:
 def missing(configs: Sequence[RunConfig], out: Path, stop: Stop | None) -> list[RunConfig]:
     """The runs that no earlier process has taken to their end."""
     return [config for config in configs if ended(config, out, stop) is None]
+
+
+def _pretrain(runner: "_Runner", study: Study) -> int:
+    """Compute the runs that networks start from, to their ends, whatever the study measures; how many are new."""
+    instructions = runner.instructions._replace(metric=GA, stop=None)
+    whole = replace(study, metric=GA, stop=None)
+    alone = replace(runner, study=whole, instructions=instructions, computed=0)
+    alone.grid(pretrain_cells(study), keep=True)
+    return alone.computed
+
+
+def _not_pretrained(failures: dict[str, str]) -> str:
+    return f"the run that all networks start from could not be computed: {'; '.join(failures.values()) or 'stopped'}"
 
 
 def _is_new(out: Path, fresh: bool, config: RunConfig) -> bool:
@@ -224,7 +242,7 @@ class _Runner:
                 for config in cell.configs
             }
             options = self.instructions.options
-            options = options._replace(checkpoint=keep or options.checkpoint)
+            options = options._replace(checkpoint=keep or options.checkpoint, model=keep or options.model)
             instructions = self.instructions._replace(tags=tags, options=options)
             if self.options.in_process:
                 self._compute_here(todo, instructions, done, len(configs))

@@ -28,7 +28,7 @@ OUTSIDE = {
 }
 # Guides by task. A guide that is missing here follows under Reference.
 NAVIGATION = {
-    "Start": {"Tutorial": "tutorial"},
+    "Start": {"Tutorial": "tutorial", "Fine-tuning": "finetuning"},
     "Understand": {"FOLA": "fola", "Methods": "methods", "Results": "results", "Rules of the verdicts": "claims"},
     "Run": {"Runs": "running", "Data and models": "data"},
     "Sweep": {"Sweeps": "sweeps"},

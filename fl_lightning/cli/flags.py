@@ -1,6 +1,7 @@
 """The flags of a command."""
 
 import json
+import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from fl_lightning.errors import UserError, require
 from fl_lightning.metrics.early_stopping import Stop, stop_of
 
 INDENT = 8 * " "
+# The setting that may name a run, and what an MLflow id looks like.
+START, RUN_ID = "model.weights", re.compile("[0-9a-f]{6,32}")
 # Options that a configuration file may hold beside the settings of a run: who computes, which changes no number.
 COMPUTING = ("workers", "address", "resources.cpu", "resources.gpu")
 
@@ -52,7 +55,17 @@ def with_files(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Namesp
     from_files = {key: value for path in options.config for key, value in read_yaml(path).items()}
     computing = [f"--{key}={as_text(key, from_files.pop(key))}" for key in COMPUTING if key in from_files]
     options, flags = parser.parse_known_args([*computing, *arguments])
-    return options, {**from_files, **flags_to_settings(flags)}
+    return options, _with_start({**from_files, **flags_to_settings(flags)}, options)
+
+
+def _with_start(settings: dict[str, Any], options: Namespace) -> dict[str, Any]:
+    """The settings with the folder of a run in the place of its MLflow id, where a network starts from one."""
+    start = str(settings.get(START))
+    if START not in settings or not RUN_ID.fullmatch(start) or Path(start).exists():
+        return settings
+    from fl_lightning.runs.locate import folder_of_run
+
+    return {**settings, START: str(folder_of_run(start, options.out))}
 
 
 def flags_to_settings(flags: Sequence[str]) -> dict[str, str]:

@@ -155,7 +155,7 @@ def _recorded(task: Task, weights: Weights, x: Tensor) -> layers.Recording:
     try:
         return layers.record(task, weights, x)
     finally:
-        task.model.train(was_training)
+        task.train(was_training)
 
 
 def total_loss(task: Task, weights: Weights, data: ClientData) -> float:
