@@ -6,7 +6,7 @@ import re
 import pandas as pd
 import pytest
 
-from analysis import boundary_notes, formats, tables
+from analysis import findings, formats, tables
 from analysis.study_records import Spec
 from fl_lightning.__main__ import main
 from fl_lightning.errors import UserError
@@ -165,7 +165,7 @@ def test_settings_at_the_edge_are_one_finding_with_all_cases():
     best = pd.DataFrame({"case": ["A", "A", "B", "C"], "training.lr": [1.0, 0.5, 1.0, 0.1]})
     largest, smallest = {"training.lr": "largest"}, {"training.lr": "smallest"}
     beyond = "a better one may lie beyond"
-    assert boundary_notes.remarks(best, [largest, {}, largest, smallest]) == [
+    assert findings.edge_remarks(best, [largest, {}, largest, smallest]) == [
         f"the best lr is the largest that was tried for A (1 under 1 of 2 conditions), B (1): {beyond}",
         f"the best lr is the smallest that was tried for C (0.1): {beyond}",
     ]
