@@ -72,9 +72,9 @@ def _compare(work: Work, method: Method, aim: float, pool: Any) -> list[Row]:
 def rounds(work: Work, method: Method, engine: Engine, executor: Executor = 1) -> Iterator[Measurement]:
     """The rounds of a work, measured: by the workers, if there are any."""
     task = Task(deepcopy(work.model))
-    judge = ClientEvaluator(task) if isinstance(engine, Parallel) else None
+    evaluator = ClientEvaluator(task) if isinstance(engine, Parallel) else None
     federation = Federation(rounds=work.rounds + 1, cohort=work.cohort)
-    problem = Problem(task, work.dataset, work.clients, seed=work.seed, judge=judge)
+    problem = Problem(task, work.dataset, work.clients, seed=work.seed, evaluate_clients=evaluator)
     records = federate(method, problem, work.training, federation, engine, workers=executor)
     return (measure(method, task, work.dataset, record) for record in records)
 

@@ -61,7 +61,7 @@ def told(case, method, engine, judged):
     """Everything that a run tells, but for the clock; or how it fails."""
     task, everything = task_of(method, case.task()), []
     try:
-        problem = case.problem()._replace(task=task, judge=ClientEvaluator(task) if judged else None)
+        problem = case.problem()._replace(task=task, evaluate_clients=ClientEvaluator(task) if judged else None)
         records = federate(method, problem, case.training, case.federation, engine)
         for record in records:
             metrics, clients = measure(method, task, case.dataset, record)
