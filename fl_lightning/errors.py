@@ -18,6 +18,10 @@ class PluginError(UserError):
     """
 
 
+class DiskFull(UserError):  # noqa: N818 - as the system calls it
+    """There is no room for what is to be saved: all that comes after it would fail, too."""
+
+
 class Diverged(Exception):  # noqa: N818 - an outcome, not a mistake
     """Local training or aggregation left the finite numbers."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fl_lightning.engines.parallel.executor import Executor, Workers, pool_of
 from fl_lightning.engines.parallel.ray_cluster import Resources
-from fl_lightning.errors import UserError, require
+from fl_lightning.errors import DiskFull, UserError, require
 from fl_lightning.metrics.early_stopping import Stop
 from fl_lightning.metrics.metric import GA
 from fl_lightning.runs import folder as run_folder
@@ -25,7 +25,7 @@ from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.folder import ended
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.open_run import RunOptions
-from fl_lightning.system import activity, devices, memory
+from fl_lightning.system import activity, devices, memory, program
 from tune import sweep_run
 from tune.cluster import connected
 from tune.estimate import Estimate, measure_apart
@@ -272,6 +272,8 @@ class _Runner:
             executor: Executor = 1 if pool is None else pool
             progress = one_after_the_other(work, instructions.with_workers(executor))
             for news in stack.enter_context(closing(progress)):
+                if news.full:
+                    raise DiskFull(news.full)
                 self.failures.update(news.failures)
                 self.watch(Status(done + news.finished, total, news.best, news.rounds))
 
@@ -345,16 +347,24 @@ class _Runner:
                 name=name,
                 storage_path=str(self.storage.resolve()),
                 failure_config=ray_tune.FailureConfig(max_failures=MAX_FAILURES),
+                checkpoint_config=ray_tune.CheckpointConfig(checkpoint_at_end=False),
                 callbacks=[reporter],
+                stop=reporter,
                 verbose=0,
             ),
         )
         try:
             tuner.fit()
+        except Exception:
+            program.check_temporary()  # Ray says of a full disk whatever was the first to fail
+            program.check_room(self.options.out, "runs", "make room there; the same command goes on")
+            raise
         finally:
             shutil.rmtree(self.storage / name, ignore_errors=True)
             with suppress(OSError):  # another phase, or another driver, may be using it
                 self.storage.rmdir()
+        if reporter.full:
+            raise DiskFull(reporter.full)
         return reporter.crashes
 
 

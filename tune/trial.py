@@ -36,7 +36,10 @@ Settings = Mapping[str, Any]
 
 
 class Trial(ray.tune.Trainable):
-    """Computes its runs step by step. It keeps no state: after a failure it reads what the runs have left."""
+    """Computes its runs step by step. It keeps no state: after a failure it reads what the runs have left.
+
+    So Ray saves no checkpoint of it.
+    """
 
     _status: TrialStatus
     _work: Generator[TrialStatus, None, None] | None = None
@@ -73,13 +76,6 @@ class Trial(ray.tune.Trainable):
                 break
         return {**self._status._asdict(), "failures": dict(self._status.failures), "done": ended}
 
-    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Nothing: every round is saved already, in the files of its run."""
-        return {}
-
-    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Nothing: each run reads what it has left."""
-
     def cleanup(self) -> None:
         """Ray wants no more of it: runs that have not ended are recorded as stopped."""
         self._close()
@@ -115,13 +111,17 @@ class Crash(NamedTuple):
     reason: str
 
 
-class Reporter(ray.tune.Callback):
-    """Tells how far the trials are.
+class Reporter(ray.tune.Callback, ray.tune.Stopper):
+    """Tells how far the trials are, and ends them all when a disk is full.
 
     Args:
         watch: Is shown how far they are.
         count: Of the runs that trials have finished, how many that makes, and of how many.
         failures: Takes the runs that could not be computed, with the reason.
+
+    Attributes:
+        crashes: Trials whose process has died.
+        full: What could not be saved for want of room; empty as long as there is some.
     """
 
     def __init__(self, watch: Watch, count: Callable[[int], tuple[int, int]], failures: dict[str, str]) -> None:
@@ -131,6 +131,7 @@ class Reporter(ray.tune.Callback):
         self._best = float("-inf")
         self._status = Status(*count(0), self._best)
         self.crashes: list[Crash] = []
+        self.full = ""
 
     def on_step_begin(self, iteration: int, trials: Any, **info: Any) -> None:
         self._watch(self._status)  # nothing new, but the clock goes on
@@ -141,9 +142,18 @@ class Reporter(ray.tune.Callback):
         self._rounds[trial.trial_id] = max(self._rounds.get(trial.trial_id, 0), result["rounds"])
         self._best = max(self._best, result["best"])
         self._failures.update(result["failures"])
+        self.full = self.full or result["full"]
         finished, total = self._count(sum(self._finished.values()))
         self._status = Status(finished, total, self._best, sum(self._rounds.values()))
         self._watch(self._status)
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Whether one trial is to end before its work has."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Whether all are to end."""
+        return bool(self.full)
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         self.crashes.append(Crash(trial.config, _why(trial)))
@@ -155,7 +165,7 @@ class Reporter(ray.tune.Callback):
 def _why(trial: Any) -> str:
     """Why a trial has ended, from the file that Ray has just written; its text is many lines."""
     error = None
-    with suppress(OSError, TypeError):  # a full disk, or no file at all
+    with suppress(OSError, EOFError, TypeError):  # a full disk, or no file at all
         error = pickle.loads(Path(trial.pickled_error_file).read_bytes())
     if isinstance(error, RayTaskError):
         return f"{type(error.cause).__name__}: {error.cause}"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fl_lightning import experiment
 from fl_lightning.engines.parallel.executor import Executor
-from fl_lightning.errors import UserError
+from fl_lightning.errors import DiskFull, UserError
 from fl_lightning.experiment import Rounds
 from fl_lightning.metrics.early_stopping import Stop
 from fl_lightning.metrics.metric import GA, Measurement, sign
@@ -73,6 +73,7 @@ class TrialStatus(NamedTuple):
         value: The metric of the latest round, times -1 if it is good if small.
         best: The largest such value at the end of a run.
         failures: Runs that could not be computed, with the reason.
+        full: What could not be saved because the disk is full, so that all other runs would fail, too.
     """
 
     finished: int = 0
@@ -80,6 +81,7 @@ class TrialStatus(NamedTuple):
     value: float = float("-inf")
     best: float = float("-inf")
     failures: Mapping[str, str] = {}
+    full: str = ""
 
 
 class Status(NamedTuple):
@@ -177,7 +179,8 @@ def _newest(value: float, before: float) -> float:
 def _with_failure(status: TrialStatus, name: str, error: BaseException) -> TrialStatus:
     known = str(error) if isinstance(error, UserError) else in_words(error)
     reason = known or f"{type(error).__name__}: {error}"
-    return status._replace(finished=status.finished + 1, failures={**status.failures, name: reason})
+    full = reason if isinstance(error, DiskFull) else status.full
+    return status._replace(finished=status.finished + 1, failures={**status.failures, name: reason}, full=full)
 
 
 def packs(configs: Sequence[RunConfig], slots: int, seconds: Callable[[RunConfig], float]) -> list[Pack]:

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     strange = sorted({name.split("/")[2] for name in numbers if name.count("/") == 2})
     if strange:
         print(f"\n{render(detection_rows(numbers, strange))}\n\n{meaning['detection']}")
-    print()
+    print("", *against_map(numbers, strange), sep="\n")
     prior = numbers["posterior/prior_precision"]
     print(f"posterior  {settings.form}, prior precision {prior:g}, {numbers['posterior/bytes_up'] / 1e6:.2f} MB sent")
     print(f"files      {result.folder}")
@@ -86,6 +86,26 @@ def detection_rows(numbers: dict[str, float], strange: Sequence[str]) -> list[di
         for name in strange
         for kind in kinds
     ]
+
+
+def against_map(numbers: dict[str, float], strange: Sequence[str]) -> list[str]:
+    """Whether each kind of prediction is better than the mean's: on the test set, and at inputs of no class.
+
+    >>> against_map({"map/NLL": 0.5, "probit/NLL": 0.6, "map/AUROC/noise": 0.7, "probit/AUROC/noise": 0.9}, ["noise"])
+    ['probit against map: worse on the test set (NLL 0.6000, map 0.5000), better on noise (AUROC 0.9000, map 0.7000)']
+    """
+    places = [("NLL", "the test set", -1), *((f"AUROC/{name}", name, 1) for name in strange)]
+    return [
+        f"{kind} against map: {', '.join(_against_map(numbers, kind, *place) for place in places)}"
+        for kind in kinds_in(numbers)
+        if kind != "map"
+    ]
+
+
+def _against_map(numbers: dict[str, float], kind: str, metric: str, where: str, way: int) -> str:
+    mine, other = numbers[f"{kind}/{metric}"], numbers[f"map/{metric}"]
+    word = "level" if mine == other else "better" if way * (mine - other) > 0 else "worse"
+    return f"{word} on {where} ({metric.partition('/')[0]} {mine:.4f}, map {other:.4f})"
 
 
 def _schema() -> dict[str, Field]:

@@ -1,11 +1,12 @@
 """Files that are there as a whole or not at all."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fl_lightning.errors import UserError
+from fl_lightning.errors import DiskFull, UserError
 
 
 @contextmanager
@@ -14,7 +15,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; earlier rounds are safe") from error
+        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else UserError
+        raise kind(f"cannot write {path}: {error.strerror}; earlier rounds are safe") from error
 
 
 def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import TextIO
 from fl_lightning.errors import UserError, require
 
 # What the logs of a local Ray cluster and the trial of a run take.
-TEMPORARY_BYTES = 20_000_000
+LEAST_ROOM = 20_000_000
 
 MEMORY_WORDS = (
     "cannot allocate memory",
@@ -71,13 +71,21 @@ def check_temporary() -> None:
     """
     try:
         folder = tempfile.gettempdir()
-        free = shutil.disk_usage(folder).free
     except OSError as error:
         raise UserError(f"no folder for temporary files ({error}); set TMPDIR to a folder with room") from None
+    check_room(folder, "temporary files", "make room there, or set TMPDIR to another folder")
+
+
+def check_room(folder: str | Path, what: str, advice: str) -> None:
+    """Refuse a folder on a disk that is full.
+
+    Raises:
+        UserError: If there are less than `LEAST_ROOM` bytes.
+    """
+    free = shutil.disk_usage(folder).free
     require(
-        free >= TEMPORARY_BYTES,
-        f"expected {TEMPORARY_BYTES / 1e6:.0f} MB for temporary files in {folder}, got {free / 1e6:.1f} MB; "
-        "make room there, or set TMPDIR to another folder",
+        free >= LEAST_ROOM,
+        f"expected {LEAST_ROOM / 1e6:.0f} MB for {what} in {folder}, got {free / 1e6:.1f} MB; {advice}",
     )
 
 

@@ -16,6 +16,7 @@ from fl_lightning.engines.parallel import ray_session
 from fl_lightning.errors import UserError
 from fl_lightning.runs import files
 from fl_lightning.runs.config.run_config import configure
+from tests.support.clusters import Driver
 from tests.support.servers import free_port, wait_for
 from tests.support.workers import SETTINGS
 
@@ -69,6 +70,48 @@ def test_a_full_disk_while_tables_are_written(disk, monkeypatch, moment):
     (disk / "filler").unlink()
     result = experiment.run(config, disk)
     assert (result.status, len(result.history)) == ("finished", 2)
+
+
+FILLING = '''
+import os
+from fl_lightning.methods.fedavg import FedAvg
+
+
+class Filling(FedAvg):
+    """FedAvg that fills a disk."""
+
+    def aggregate(self, state, cohort, reports):
+        if cohort.round == 2 and os.path.exists(os.environ["FULL"]):
+            with open(os.environ["FULL"], "ab", buffering=0) as file:
+                for size in (10**6, 4096, 1):
+                    try:
+                        while file.write(bytes(size)) == size:
+                            pass
+                    except OSError:
+                        pass
+        return super().aggregate(state, cohort, reports)
+'''
+
+
+def test_a_disk_that_fills_ends_a_sweep_in_one_line(disk, tmp_path):
+    """Each of its runs would fail, be tried again, and leave a temporary folder; Ray's own files would not be whole."""
+    (tmp_path / "filling.py").write_text(FILLING)
+    full, study = disk / "full", tmp_path / "mine.yaml"
+    study.write_text(json.dumps({"base": SETTINGS, "cases": ["filling"], "seeds": 4}))
+    full.touch()
+    variables = {"FL_LIGHTNING_PLUGINS": str(tmp_path), "FULL": str(full)}
+    for code in (2, 0):
+        driver = Driver(disk, str(study), "--max-concurrent", "1", **variables)
+        try:
+            assert driver.wait() == code, driver.errors
+            assert os.listdir(driver.temporary) == []
+        finally:
+            driver.end()
+        if code:
+            (line,) = driver.errors.splitlines()
+            assert "No space left on device; earlier rounds are safe" in line
+            full.unlink()
+    assert (driver.summary["runs"], driver.summary["failures"]) == (4, {})
 
 
 def test_a_full_folder_for_temporary_files_is_named(disk, monkeypatch):

@@ -3,7 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from mlflow import MlflowClient
 
+from fl_lightning.runs.tracking.store import store_uri
 from tune.study_file import load
 from tune.sweep_run import SweepRecord
 
@@ -20,6 +22,8 @@ def test_two_sweeps_of_a_study_write_the_same_files_at_once(out, tmp_path):
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(write_often, records))  # raises what a thread has raised
     for record in records:
-        record.finish()
+        record.close(study, [], {})
     assert '"ended": true' in (folder / "sweep.json").read_text()
     assert records[0].run_id == records[1].run_id
+    client = MlflowClient(store_uri(out))
+    assert [one.step for one in client.get_metric_history(records[0].run_id, "runs")] == [0]

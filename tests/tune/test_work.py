@@ -1,5 +1,8 @@
 """What one trial computes, without Ray: packs change nothing, a broken run fails alone, rules stop runs."""
 
+import errno
+import os
+
 import pytest
 
 from fl_lightning.methods.fedprox import FedProx
@@ -190,3 +193,13 @@ def test_closing_stops_all_seeds(tmp_path):
     assert [run_folder.latest(config, tmp_path).status for config in configs] == ["stopped", "stopped"]
     status = compute(configs, Instructions(tmp_path, SLIM))  # their locks are free again
     assert not status.failures
+
+
+@pytest.mark.parametrize("compute", [one_after_the_other, side_by_side])
+def test_a_full_disk_is_told_apart_from_a_run_s_own_failure(tmp_path, monkeypatch, compute):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    *_, status = compute([run(seed=0), run(seed=1)], Instructions(tmp_path, SLIM))
+    assert status.full.endswith("No space left on device; earlier rounds are safe")

@@ -1,6 +1,7 @@
 """The posterior of whole runs: in a run, after it, in MLflow, loaded again, and what is refused."""
 
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -168,6 +169,7 @@ def test_the_command_adds_a_final_round_to_a_finished_run(plain, out, capsys):
     assert "1/1" in bar.rpartition("final round:")[2]  # how the bar is left
     for entry in (one for one in TABLES if one.key in ("calibration", "detection")):
         assert entry.about in " ".join(text.split())  # the words of the report
+    assert re.search(r"^probit against map: \w+ on the test set \(NLL .*, \w+ on rotated \(AUROC", text, re.MULTILINE)
     first = experiment.run(configure(SETTINGS), out)
     assert first.reused
     assert first.final["probit/AUROC/rotated"] == latest(first, out).metrics["probit/AUROC/rotated"]
