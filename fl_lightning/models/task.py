@@ -58,7 +58,7 @@ class Task:
             labels given logits, with torch's `reduction` argument: its curvature at the outputs is then not known.
         mixed: The shorter type in which training computes the network (bfloat16 or float16), if it does.
         still: Names of modules that compute in evaluation mode, also in training, because nothing in them or before
-            them is trained. Their buffers are no part of the weights.
+            them is trained. Their buffers do not count as weights.
 
     Attributes:
         step: What a LightningModule does by itself: its `training_step` is then the loss. None of other networks.
