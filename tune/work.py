@@ -175,8 +175,7 @@ def _newest(value: float, before: float) -> float:
 
 
 def _with_failure(status: TrialStatus, name: str, error: BaseException) -> TrialStatus:
-    known = str(error) if isinstance(error, UserError) else in_words(error)
-    reason = known or f"{type(error).__name__}: {error}"
+    reason = str(error) if isinstance(error, UserError) else in_words(error) or f"{type(error).__name__}: {error}"
     return status._replace(finished=status.finished + 1, failures={**status.failures, name: reason})
 
 
