@@ -30,13 +30,15 @@ from fl_lightning.optimisers import is_usual
 from fl_lightning.optimisers.base import Gradients
 from fl_lightning.optimisers.sgd import Sgd, is_plain, moving, with_zeros
 from fl_lightning.params import Params, add_all, copy_all, row, zeros, zip_map
-from fl_lightning.system import activity, trees
+from fl_lightning.system import activity, devices, trees
 from fl_lightning.training import Training
 
 # On a CPU, batching clients by vmap pays only for models this small, and only if the clients take similar numbers of
 # steps: all wait for the longest. Measured by `make bench` on one thread.
 TINY_MODEL = 25_000
 AUTO_CHUNK = 100
+# What a client takes on an accelerator, in models: its own, gradients, state, statistics, and activations for a guess.
+MODELS_PER_CLIENT = 8
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,9 @@ class Functional(Engine):
         """The number of clients to train at once, given the steps that each of them takes."""
         if self.chunk != "auto":
             return int(self.chunk)
-        if task.device.type != "cpu":
-            return AUTO_CHUNK
+        if task.device.type != "cpu":  # by what is free just now, a run would not repeat its bits
+            room, one = devices.capacity(task.device), MODELS_PER_CLIENT * task.num_params * task.dtype.itemsize
+            return AUTO_CHUNK if room is None else max(1, min(AUTO_CHUNK, room // max(1, one)))
         alike = sum(steps) > 0.8 * len(steps) * max(steps)
         return AUTO_CHUNK if task.num_params <= TINY_MODEL and alike else 1
 

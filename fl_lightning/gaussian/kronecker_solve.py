@@ -84,8 +84,7 @@ class KronSum:
             value.add_(direction, alpha=length)
             residual.sub_(image, alpha=length)
             step = precondition(residual)
-            before = decrease
-            error, decrease = numbers((residual.norm(), (residual * step).sum()))
+            before, (error, decrease) = decrease, numbers((residual.norm(), (residual * step).sum()))
             direction = step + (decrease / before) * direction
         return Solution(value, iterations, error / size)
 

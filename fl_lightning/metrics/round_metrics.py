@@ -247,7 +247,7 @@ def _user_metrics(task: Task, server: Weights, dataset: Dataset) -> dict[str, fl
     if task.step is None:
         return {}
     places = torch.split(torch.arange(len(dataset.test_y), device=dataset.test_y.device), BLOCK)
-    x, y = dataset.to(task.device).test_x, dataset.test_y.to(task.device)
+    x, y = each(lambda one: one.to(task.device), dataset.test_x), dataset.test_y.to(task.device)
     batches = ((dataset.inputs(part(x, i), task.dtype), dataset.targets(y[i], task.dtype)) for i in places)
     with task.evaluating():
         return task.step.metrics({**server.params, **server.buffers}, batches)

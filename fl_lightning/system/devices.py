@@ -81,12 +81,17 @@ def hold_to(share: float) -> None:
 
 def free_memory(device: torch.device) -> int | None:
     """Bytes that are free on an accelerator for this process; None where torch does not say."""
+    known = capacity(device)
+    return None if known is None else min(known, int(torch.get_device_module(device).mem_get_info(device)[0]))
+
+
+def capacity(device: torch.device) -> int | None:
+    """Bytes of an accelerator that this process may have, whatever is free just now; None where torch does not say."""
     module = torch.get_device_module(device)
     if not hasattr(module, "mem_get_info"):
         return None
-    free, total = module.mem_get_info(device)
     share = getattr(module, "get_per_process_memory_fraction", lambda device: 1.0)(device)
-    return int(min(free, share * total))
+    return int(share * module.mem_get_info(device)[1])
 
 
 def product_name(device: torch.device) -> str:

@@ -215,6 +215,16 @@ def test_fewer_clients_at_once_where_memory_runs_out(monkeypatch):
         assert torch.allclose(value.cpu(), found[-1].after.state.params[name].cpu(), rtol=0, atol=1e-12)
 
 
+def test_as_many_clients_at_once_as_fit():
+    task = ragged().task()
+    task = Task(task.model.to(DEVICE), task.likelihood)
+    client = 8 * task.num_params * task.dtype.itemsize
+    assert Functional().chunk_for(task, [1] * 9) == 100
+    for fitting, found in ((5, 5), (0, 1)):
+        with simulated.memory(fitting * client + client // 2 - simulated.allocated()):
+            assert Functional().chunk_for(task, [1] * 9) == found
+
+
 def test_memory_that_is_free():
     with simulated.memory(1000):
         assert memory.available(torch.device(DEVICE)) == 1000
