@@ -30,7 +30,7 @@ def _has_curvatures(study: Study) -> bool:
     return bool(named.groupby(forms, dropna=False)["case"].nunique().max() == 1)
 
 
-# Contestants whose curves hide each other.
+# So many curves hide each other.
 MANY = 5
 _CURVES = ("curves_by_clients", "curves_by_alpha", "prior_and_product", "online_against_offline", "curvatures")
 CATALOGUE: tuple[Entry, ...] = (
@@ -52,7 +52,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "winners",
         "Who wins where",
         "Every method at its best setting; colour is α, and the legend names the best. A filled marker is the best, or "
-        "has an interval that reaches that of the best. Centralised training is no contestant.",
+        "has an interval that reaches that of the best. Centralised training does not compete.",
         lambda m: m.varies("data.alpha") and m.runs["case"].nunique() >= MANY,
         lambda m: figures.winners(m),
     ),
@@ -87,7 +87,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "prior_and_product",
         "Ablation: product and prior loss",
-        "Product of posteriors or plain average; dash is the strength λ of the prior loss, 0 is none.",
+        "Product of posteriors or plain average; dash is the weight λ of the prior loss, and 0 switches it off.",
         lambda m: m.lasts and "method.strength" in comparisons.conditions(m),
         lambda m: figures.prior_and_product(m),
     ),
@@ -108,8 +108,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "personal_curves",
         "Accuracy on the clients' own test sets",
-        "Before local training it is the server's model that is measured, after it each client's own; the mean over "
-        "clients.",
+        "Before local training the server's model is measured, after it each client's own; the mean over clients.",
         lambda m: m.lasts and m.measures("PA_after"),
         lambda m: figures.personal_curves(m),
     ),
@@ -123,7 +122,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "ridge_curves",
         "Accuracy along the ridge between two clients",
-        "From client 2's model to client 1's, on the ridge of their posteriors or on the straight line.",
+        "From client 2's model to client 1's: along the ridge of their posteriors, or along the straight line.",
         _has_curvatures,
         lambda m: figures.ridge_curves(run_arrays.ridges(m)),
     ),
@@ -158,14 +157,14 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "risk_coverage",
         "Risk and coverage",
-        "The error among the most confident predictions: the lower, the better confidence tells hits from errors.",
+        "The error among the most confident predictions: low where confidence separates right from wrong.",
         lambda m: m.has_final_rounds,
         lambda m: figures.risk_coverage(run_arrays.trust(m)),
     ),
     Entry(
         "entropies",
         "Entropies in and out of distribution",
-        "A model that knows what it does not know predicts large entropies for inputs of no class.",
+        "A calibrated model predicts large entropies for out-of-distribution inputs.",
         lambda m: m.has_final_rounds,
         lambda m: figures.entropies(run_arrays.trust(m)),
     ),
@@ -178,23 +177,23 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         "against_bytes",
-        "GA over bytes",
-        "What the server and all clients have sent: a method that sends twice as much per round is twice as far right.",
+        "GA over traffic",
+        "All that server and clients have sent: a method that sends twice as much per round is twice as far right.",
         lambda m: m.lasts,
         lambda m: figures.against_bytes(m),
     ),
     Entry(
         "against_seconds",
-        "GA over seconds",
-        "Time of training and aggregation on the machine that ran them, which may have been busy; the first round "
+        "GA over time",
+        "Seconds of training and aggregation on the machine that ran them, which may have been busy. The first round "
         "after a start also loads code and data.",
         lambda m: m.lasts,
         lambda m: figures.against_seconds(m),
     ),
     Entry(
         "partitions",
-        "Who holds which classes",
-        "The partitions of these runs; the ground is no sample, a cross a client without any.",
+        "Classes of the clients",
+        "The partitions of these runs. The background colour means no samples; a cross marks a client without data.",
         lambda m: True,
         lambda m: figures.partitions(run_arrays.partitions(m)),
     ),
@@ -202,7 +201,7 @@ CATALOGUE: tuple[Entry, ...] = (
 
 
 class TableEntry(NamedTuple):
-    """A table: when it makes sense, how it is made, and whether it is about settings that were chosen."""
+    """A table: when it makes sense, how it is made, and whether it is about the best settings alone."""
 
     key: str
     title: str
@@ -224,7 +223,7 @@ TABLES: tuple[TableEntry, ...] = (
     TableEntry(
         "best",
         "Best settings",
-        "With unequal numbers of settings compare what to expect of the best of equally many.",
+        "If the cases have unequal numbers of settings, compare the expected best of equally many.",
         lambda m: bool(comparisons.tuned(m)),
         lambda m: tables.best_settings(m),
         of_chosen=True,
@@ -241,18 +240,18 @@ TABLES: tuple[TableEntry, ...] = (
     TableEntry(
         "calibration",
         "Calibration",
-        "Of the mean (map), and with a final round of every kind of prediction: 15 bins of equal width; AUROC of the "
-        "entropy for inputs of no class; T: what the logits of temperature are divided by. NLL, Brier, the kinds of "
-        "ECE and AURC are small if good.",
+        "Predictions of the posterior mean (map), and after a final round of all other kinds. ECE has 15 bins of equal "
+        "width. AUROC: how well the entropy separates out-of-distribution inputs. T: divisor of the logits in kind "
+        "temperature. For NLL, Brier score, ECE and AURC smaller is better.",
         lambda m: m.measures("ECE"),
         lambda m: tables.calibration(m),
         of_chosen=True,
     ),
     TableEntry(
         "detection",
-        "Inputs of no class",
-        "How well the entropy of a prediction tells them from the test set: AUROC and AUPR are large if good, FPR95 "
-        "(the share of the test set that is taken for strange where 95 % of them are found) is small.",
+        "Out-of-distribution inputs",
+        "How well the entropy of a prediction separates them from the test set. For AUROC and AUPR larger is better, "
+        "for FPR95 smaller: the share of the test set above the threshold that finds 95 % of them.",
         lambda m: any(str(name).startswith("map/AUROC/") and m.measures(str(name)) for name in m.runs),
         lambda m: tables.detection(m),
         of_chosen=True,

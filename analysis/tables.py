@@ -226,7 +226,7 @@ def calibration(study: Study) -> pd.DataFrame:
 
 
 def detection(study: Study) -> pd.DataFrame:
-    """AUROC, AUPR and FPR95 of the entropy for inputs of no class, a row for each of them and kind of prediction."""
+    """AUROC, AUPR and FPR95 of the entropy for out-of-distribution inputs, a row for each kind of prediction."""
     runs = study.runs
     best = comparisons.best_of_grid(study)
     keys = comparisons.conditions(study)
@@ -237,7 +237,7 @@ def detection(study: Study) -> pd.DataFrame:
             for kind in kinds_in(map(str, runs)):
                 if f"{kind}/AUROC/{name}" not in mine or mine[f"{kind}/AUROC/{name}"].isna().all():
                     continue
-                line = {comparisons.symbol(key): row[key] for key in keys} | {"inputs of no class": name}
+                line = {comparisons.symbol(key): row[key] for key in keys} | {"OOD inputs": name}
                 line |= {"case": row["case"], "prediction": kind}
                 for metric in ("AUROC", "AUPR", "FPR95"):
                     if f"{kind}/{metric}/{name}" in mine:
@@ -247,7 +247,7 @@ def detection(study: Study) -> pd.DataFrame:
 
 
 def _strange(runs: pd.DataFrame) -> list[str]:
-    """The inputs of no class that were looked at."""
+    """The out-of-distribution inputs that were measured."""
     return [str(name).removeprefix("map/AUROC/") for name in runs if str(name).startswith("map/AUROC/")]
 
 

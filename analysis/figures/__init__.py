@@ -15,13 +15,13 @@
 | `cosine_of_precisions(rounds)`, `curvatures(rounds)` | the curvatures over the rounds |
 | `errors_behind_accuracies(runs)` | GA against AE, LA against LF |
 | `landscape()` | two posteriors in the plane, their ridge, average and product |
-| `reliability(curves)`, `risk_coverage(curves)`, `entropies(curves)` | how far predictions can be trusted |
-| `partitions(counts)` | who holds which classes |
+| `reliability(curves)`, `risk_coverage(curves)`, `entropies(curves)` | calibration of predictions |
+| `partitions(counts)` | classes of the clients |
 | `personal_curves(rounds)` | accuracy on the clients' own test sets, before and after local training |
 | `learning_curves(rounds)`, `against_bytes(rounds)`, `against_seconds(rounds)` | GA and LA over rounds, traffic, time |
 
-Tables come from `analysis.runs`. A figure is a `Picture`: `remarks` says what a reader must know about it, and a figure
-that has nothing to show says why instead of failing.
+Tables come from `analysis.runs`. A figure is a `Picture`; `remarks` holds what a reader must know about it. A figure
+without data shows the reason instead of failing.
 """
 
 from analysis.figures.accuracy import best_for_alpha, best_for_alpha_and_clients, over_epochs, over_hyperparameters

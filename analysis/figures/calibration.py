@@ -36,7 +36,7 @@ def risk_coverage(study: Study) -> Picture:
 
 
 def entropies(study: Study) -> Picture:
-    """Entropies that are predicted for the test set and for inputs of no class, by one case: FOLA, or the first."""
+    """Entropies predicted for the test set and for out-of-distribution inputs, by one case: FOLA, or the first."""
     if problem := _lacking(study.runs):
         return style.empty(problem, study)
     study, remarks = comparisons.largest(study, SHOWN)

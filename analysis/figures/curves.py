@@ -108,12 +108,12 @@ def _rounds_axis(rounds: pd.DataFrame) -> Axis:
 def _bytes_axis(rounds: pd.DataFrame) -> Axis:
     total = (rounds["bytes_down"] + rounds["bytes_up"]).groupby(rounds["run_id"]).cumsum()
     scale, unit = next((s, u) for s, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")) if total.max() >= s)
-    return Axis(total / scale, f"sent by server and clients together ({unit})")
+    return Axis(total / scale, f"communication ({unit})")
 
 
 def _seconds_axis(rounds: pd.DataFrame) -> Axis:
     seconds = (rounds["seconds_local"] + rounds["seconds_server"]).groupby(rounds["run_id"]).cumsum()
-    return Axis(seconds, "training and aggregation (s)")
+    return Axis(seconds, "time of training and aggregation (s)")
 
 
 def _draw(
@@ -211,7 +211,7 @@ def _legend(figure: Picture, looks: Mapping[str, Look], dashes: Mapping[Any, Any
 
 
 def _without_silent(study: Study) -> tuple[Study, list[str]]:
-    """Training in one place sends nothing, and has no place on an axis of bytes."""
+    """Without cases that send nothing, such as centralised training."""
     rounds = study.rounds
     sent = (rounds["bytes_down"] + rounds["bytes_up"]).groupby(rounds["case"]).transform("sum")
     silent = list(rounds.loc[sent.eq(0), "case"].unique())

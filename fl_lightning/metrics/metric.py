@@ -32,7 +32,7 @@ class Metric(NamedTuple):
         name: In rounds, files and MLflow.
         due: When it is measured.
         column: The heading in tables; without one, its name.
-        axis: What an axis says; empty if no figure shows it.
+        axis: Label of an axis; empty if no figure shows it.
         percent: Whether tables and axes show it in percent.
     """
 
@@ -49,8 +49,8 @@ class Metric(NamedTuple):
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric(GA, axis="GA: server's model (%)", percent=True),
-    Metric(LA, axis="LA: clients' models (%)", percent=True),
+    Metric(GA, axis="global accuracy (GA, %)", percent=True),
+    Metric(LA, axis="local accuracy (LA, %)", percent=True),
     Metric(VALIDATION, percent=True),
     Metric("PA_before", column="PA before", axis="PA before local training (%)", percent=True),
     Metric("PA_before_worst", column="worst tenth before", percent=True),
@@ -69,8 +69,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("FPR95", "final"),
     Metric("RMSE"),
     Metric("F1"),
-    Metric("AE", axis="AE: distance of the server's model"),
-    Metric("LF", axis="LF: mean distance of the clients' models"),
+    Metric("AE", axis="aggregation error (AE)"),
+    Metric("LF", axis="local forgetting (LF)"),
     Metric("train_loss", "always"),
     Metric("prior_loss", "always"),
     Metric("bytes_down", "always"),

@@ -152,7 +152,7 @@ def contrast(one, other):
 
 def test_axes_have_names_and_units():
     figure = figures.learning_curves(as_study(rounds_table()))
-    assert [panel.get_ylabel() for panel in figure.axes] == ["GA: server's model (%)", "LA: clients' models (%)"]
+    assert [panel.get_ylabel() for panel in figure.axes] == ["global accuracy (GA, %)", "local accuracy (LA, %)"]
     assert figure.axes[-1].get_xlabel() == "round"
     assert "MB" in figures.against_bytes(as_study(rounds_table())).axes[0].get_xlabel()
     assert "(s)" in figures.against_seconds(as_study(rounds_table())).axes[0].get_xlabel()

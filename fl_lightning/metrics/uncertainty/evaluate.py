@@ -64,7 +64,7 @@ def measure(posterior: Posterior, dataset: Dataset, kinds: Sequence[str], strang
         posterior: Of the model.
         dataset: Whose test set is looked at, block by block.
         kinds: Of predictions, see `uncertainty.kinds`.
-        strange: Inputs that are of no class, by name, stored as the test set is.
+        strange: Out-of-distribution inputs by name, stored as the test set is.
     """
     metrics: dict[str, float] = {}
     arrays: Arrays = {"bins": np.array(BINS), "coverage": np.linspace(0, 1, COVERAGES)}

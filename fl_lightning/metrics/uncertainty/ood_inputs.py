@@ -1,4 +1,4 @@
-"""Inputs that are of no class that a model knows: other datasets, noise, rotated images, classes that nobody has.
+"""Out-of-distribution inputs: other datasets, noise, rotated images, classes that no client has.
 
 They are standardised as the training set is: a model sees them as it would see its own data.
 """

@@ -37,7 +37,7 @@ class Uncertainty:
             those that FedBE samples.
         draws: Draws of the network for nn.
         glm_draws: Draws of the logits for glm_mc.
-        ood: Inputs that are of no class: names of datasets (fashion_mnist), noise, rotated, dropped_classes (those of
+        ood: Out-of-distribution inputs: names of datasets (fashion_mnist), noise, rotated, dropped_classes (those of
             data.drop_classes), or files .npy or .npz with inputs. Smaller images are padded, grey ones repeated; the
             dataset itself is left out, and of larger ones as many are taken as the test set has.
     """

@@ -45,7 +45,7 @@ def risk(panel: Axes, arrays: Arrays, looks: Mapping[str, Look]) -> None:
 
 
 def entropies(panel: Axes, arrays: Arrays, kind: str, strange: Sequence[str]) -> None:
-    """How often each entropy is predicted: for the test set, and for inputs of no class."""
+    """The share of each entropy: for the test set, and for out-of-distribution inputs."""
     edges = arrays["entropy_edges"]
     names = {"test set": f"{kind}/entropy", **{name: f"{kind}/entropy/{name}" for name in strange}}
     colours = [palette.current().ink, *palette.sequence(max(len(strange), 1))]
