@@ -234,7 +234,7 @@ class Method(ABC):
         return Context(start=state.params)
 
     def penalty(self, context: Context) -> Penalty | None:
-        """What is added to the client's loss in this round; `None` is no penalty, exactly."""
+        """What is added to the client's loss in this round; `None` adds nothing."""
         return None
 
     def local_optimiser(self, training: Training, context: Context) -> LocalOptimiser:

@@ -18,7 +18,7 @@ class ClientResult(NamedTuple):
         local: The finished client; its model is `local.params`.
         train_loss: Mean task loss along its training.
         prior_loss: Value of the method's penalty at its final model, 0 without one.
-        score: Its model on the test set, if somebody has measured that already.
+        score: Its model on the test set, if a worker has measured it already.
         distance: Of its model from a reference posterior, likewise.
         own: Its model on its own test set, likewise.
     """

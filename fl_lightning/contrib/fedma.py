@@ -150,7 +150,7 @@ class FedMa(Method, OwnNetwork, CountsTraffic):
     def _start(self, state: State, client: int) -> Params:
         if client in state.clients:
             return state.clients[client].params
-        units = dict(enumerate(state.clients.default.units))  # whoever joins later has the most popular units
+        units = dict(enumerate(state.clients.default.units))  # clients that join later have the most popular units
         return restricted(state.params, {number: own for number, own in units.items() if number >= state.layer})
 
     def _numbers(self, state: State, client: int, start: Params) -> int:

@@ -7,7 +7,7 @@
 
 How units are matched is written in unit_matching.py. The hidden layers are matched from the top down: weights
 out of a layer are put in the order that was found for the layer above it. The server's network is wider than those of
-the clients; everybody trains a network with room for more units, of which those not in use are zero
+the clients; all train a network with room for more units, of which those not in use are zero
 (widened_network.py). In the next round a client starts from the units that its own were matched to.
 
 Yurochkin, Agarwal, Ghosh, Greenewald, Hoang, Khazaeni: Bayesian Nonparametric Federated Learning of Neural Networks,

@@ -91,7 +91,7 @@ def widened(module: nn.Module, growth: float, convolutions: bool, method: str) -
 
 
 def _chain(module: nn.Module, convolutions: bool, method: str) -> list[str]:
-    """The names of the layers, in order; refuses what has no hidden units to be told apart."""
+    """The names of the layers, in order; refuses networks without hidden units."""
     names = []
     for name, part in module.named_modules():
         kind = type(part).__name__

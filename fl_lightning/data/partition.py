@@ -86,7 +86,7 @@ class Split:
             partitioning.
         holdout: Share of the training samples in use that belongs to no client but to the server: class-balanced,
             taken before partitioning; for methods whose server has data. The same for every method at one seed.
-        validation: Share of the training samples in use that belongs to nobody and serves only to choose settings:
+        validation: Share of the training samples in use that belongs to no client and serves only to choose settings:
             stratified, taken before partitioning, apart from the holdout. The same for every method at one seed; the
             server model's accuracy on it is GA_validation.
         test_subset: Share of the test set on which models are measured: stratified, the same for every seed. LA
@@ -99,11 +99,11 @@ class Split:
         feature_skew: How the inputs of clients differ, whatever the partition of labels. "noise": client n of N adds
             Gaussian noise of standard deviation skew_strength * n / N. "rotation": the images of each client are
             turned by an angle of its own, evenly spread from -skew_strength to skew_strength degrees.
-        drop_classes: Classes that nobody has: neither clients nor server train on them, and their test samples are not
-            part of the test set, but inputs of no known class (uncertainty.ood dropped_classes).
+        drop_classes: Classes left out everywhere: neither clients nor server train on them, their test samples are not
+            part of the test set, but out-of-distribution inputs (uncertainty.ood dropped_classes).
         skew_strength: How much, for feature_skew alone. For noise in units of the inputs, where bytes count as 0 to 1;
             for rotation in degrees.
-        client_test: Share of every client's samples that becomes its own test set, on which nobody trains: rounded,
+        client_test: Share of every client's samples that becomes its own test set, left out of training: rounded,
             with the client's mixture of classes, taken after partitioning; one sample at least stays for training.
     """
 
@@ -231,7 +231,7 @@ def divide(labels: Tensor, split: Split, seed: int, owners: Tensor | None = None
 
 
 def counted(split: Split, owners: Tensor | None) -> Split:
-    """With the number of clients that the data have, where every owner is a client and nobody has counted them.
+    """With the number of clients that the data have, where every owner is a client and the setting is the default.
 
     >>> counted(Split(partition="natural"), torch.tensor([0, 2, 1, 2])).clients
     3
@@ -302,7 +302,7 @@ def subset_indices(labels: Tensor, share: float, seed: int = 0) -> Tensor:
 
 
 def in_use(labels: Tensor, split: Split) -> Array:
-    """The training samples that are used at all: the subset, without the classes that nobody has."""
+    """The training samples that are used at all: the subset, without the dropped classes."""
     chosen = subset_indices(labels, split.subset).numpy()
     remaining: Array = chosen if not split.drop_classes else chosen[remaining_classes(labels, split).numpy()[chosen]]
     return remaining

@@ -1,4 +1,4 @@
-"""FedCurv: every client is pulled towards the other clients' last models, where their data need it.
+"""FedCurv: a prior loss around the other clients' last models, weighted by their Fisher information.
 
     J_n(theta) = L_n(theta) + strength * sum_{j != n} (theta - theta_j)^T diag(u_j) (theta - theta_j)
                = L_n(theta) + strength * [<U - u_n, theta^2> - 2 <V - v_n, theta>] + constant
@@ -15,7 +15,7 @@ The authors published no code. Where others' code differs from the paper, we fol
 - the Fisher is summed over all samples; OpenFL's code overwrites it, so that only the last minibatch counts;
 - the pull is towards the other clients' models and has a gradient; the script in FOLA's repository pulls towards the
   server's model with a penalty built from detached tensors, which therefore does nothing;
-- clients send theta_n and u_n, and the server forms v_n: the paper sends v_n too, which nobody needs.
+- clients send theta_n and u_n, and the server forms v_n: the paper sends v_n too, which is not needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ class Report(NamedTuple):
 class OthersPrecisions(Penalty):
     """P(theta) = strength * [<U', theta^2> - 2 <V', theta>]: many quadratics at once, up to a constant.
 
-    Not a `Quadratic`, whose centre V' / U' does not exist where nobody has any curvature.
+    Not a `Quadratic`, whose centre V' / U' does not exist where no client has curvature.
 
     Attributes:
         fisher: U' = U - u_n.
@@ -107,15 +107,15 @@ class OthersPrecisions(Penalty):
 
 @dataclass(frozen=True)
 class FedCurv(Method):
-    """Average of models, each trained with a pull towards the others' weighted by their diagonal Fisher.
+    """Average of models, each trained with a prior loss around the others', weighted by their diagonal Fisher.
 
     Attributes:
-        strength: Weight of the pull towards the other clients (lambda); 0 switches it off. The penalty is a sum over
+        strength: Weight of the prior loss (lambda); 0 switches it off. The penalty is a sum over
             clients, so retune it when their number changes.
         fisher: Squared gradients of single samples, as in the paper, or of minibatches, which are about B times
             smaller.
-        memory: Whose models pull: those of the clients of the last round, as in the paper, or the latest ones of all
-            clients that ever took part.
+        memory: Centres of the penalty: the models of the last round's clients, as in the paper, or the latest ones of
+            all clients that ever took part.
     """
 
     display_name: ClassVar[str] = "FedCurv"
@@ -145,7 +145,7 @@ class FedCurv(Method):
 
     def penalty(self, context: Context) -> Penalty | None:
         shared: Shared = context.shared
-        if self.strength == 0 or shared.round == 1:  # nobody has sent anything yet
+        if self.strength == 0 or shared.round == 1:  # no client has sent anything yet
             return None
         others = zip_map(torch.sub, shared.fisher, context.own.fisher)
         return OthersPrecisions(others, zip_map(torch.sub, shared.moment, context.own.moment), self.strength)

@@ -5,7 +5,7 @@
     server    mu_S <- sum_n p_n (h_n + delta) mu_n / sum_n p_n (h_n + delta)        h_S <- sum_n p_n h_n
 
 The server's line is FOLA's product; what differs is where precisions come from: the variational rule learns them on the
-way instead of squaring gradients. Clients remember nothing, and nobody is pulled to the server's posterior.
+way instead of squaring gradients. Clients remember nothing, and have no prior loss.
 
 Pal, Gupta, Sarwar, Rai: Federated Learning with Uncertainty and Personalization via Efficient Second-order
 Optimization, TMLR 2025.

@@ -24,7 +24,7 @@ Where the paper's equations, its algorithm and its published code disagree, the 
   alone, as in the code, it shrinks every weight in every round (`damping_place`);
 - gamma is relative to the mean precision, because the scale of the Fisher depends on model, batch size and data
   (`damping_mode`);
-- gamma is no part of the prior loss: it would be a FedProx term of strength * gamma (`damping_in_prior`).
+- gamma stays out of the prior loss: it would be a FedProx term of strength * gamma (`damping_in_prior`).
 
 With `curvature_form` full, F_n and Lambda_n are d x d matrices, F_n = (1/E) sum_t (b_t / m_n) C(theta_t; batch_t) with
 C the Hessian of softmax regression, or the Gauss-Newton matrix of another network, and the server solves
@@ -219,7 +219,7 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
         round_scaling: Lambda_n = F/r + (r-1)/r Lambda_S (paper), or F + Lambda_S with 1/r in the prior loss (code).
         detached_prior: Emulate the published code, whose prior loss has no gradient.
         cavity: From round 2 on, correct each client by what the others' losses do and its own does not, and average.
-        cavity_limit: How many times as far from the mean as the others' a client's control variate may be; null is no
+        cavity_limit: How many times as far from the mean as the others' a client's control variate may be; null sets no
             limit.
         trust: How far from the average a product may go, in units of the clients' own distances from it; null is any
             distance.
@@ -421,7 +421,7 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
 
     @property
     def _sums_gradients(self) -> bool:
-        """Whether the path alone does not say what c_n is, since the prior has pulled, too."""
+        """Whether c_n needs more than the path, since the prior's gradient acted, too."""
         return self.cavity and self.strength > 0 and not self.detached_prior
 
     @property

@@ -166,8 +166,8 @@ class Virtual(EP):
     train by IVON instead of Bayes by backprop; T stands for the weight of the KL term; factors add up without weights
     pi_n, and each moves by 1 / clients of the round. Errors of the code that are not emulated: its KL uses one
     Gaussian's precision for the other's mean; its damping is 1 - server_lr, so that a step is s (1 - s) and none at s =
-    1; with server_lr other than 1 its server is no product of the factors; the scale of its prior is ignored by its
-    natural layers; precisions below 1e-6 become 0 and are divided by.
+    1; with server_lr other than 1 its server differs from the product of the factors; the scale of its prior is ignored
+    by its natural layers; precisions below 1e-6 become 0 and are divided by.
 
     A preset of `ep`, which says where published codes differ.
     """

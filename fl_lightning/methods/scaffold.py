@@ -70,8 +70,8 @@ class Scaffold(Method, ServerData):
     """Correct client drift by control variates, estimates of each client's gradient and of the mean.
 
     Attributes:
-        option: How a client renews its variate: I takes the gradient of all its data at the server's model, II the
-            mean gradient along its path, which costs nothing.
+        option: How a client renews its control variate: I takes the gradient of all its data at the server's model, II
+            the mean gradient along its path, which costs nothing.
         server_lr: Step size of the server (eta_s, eta_g); 1 takes the mean of the models.
         niid_bench_init: Emulate NIID-Bench, whose variates start at random network weights instead of zero.
     """

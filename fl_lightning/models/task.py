@@ -96,7 +96,7 @@ class Task:
             )
             plain = Task(deepcopy(self.model), self.likelihood)
             plain.load(self.initial)
-            with streams.global_noise(0, "network"):  # a layer that is made draws weights, even if nobody uses them
+            with streams.global_noise(0, "network"):  # a layer that is made draws weights, even unused ones
                 module = network(plain.model).to(self.device, self.dtype)
             made = Task(module, self.likelihood, self.mixed)
             made._networks = self._networks  # so that the task of a network is also its own

@@ -121,7 +121,7 @@ def read_parts(folder: Path) -> Parts:
     """The model of a saved run, whatever its method.
 
     Raises:
-        UserError: If there is no readable checkpoint.
+        UserError: If no checkpoint can be read.
     """
     path = _existing(folder)
     try:

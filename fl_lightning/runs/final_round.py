@@ -54,7 +54,7 @@ class Situation(NamedTuple):
         holdout: Samples of the server.
         weights: The final model.
         members: The models of the ensemble, possibly none.
-        own: The posterior that the method itself keeps, if it does and somebody asks for it.
+        own: The posterior of the method itself, if it has one and the settings ask for it.
     """
 
     task: Task

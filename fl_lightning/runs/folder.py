@@ -105,7 +105,7 @@ def folder_name(method: str, data: str, trajectory: str, rounds: int) -> str:
 def of_other_versions(configs: Sequence[RunConfig], out: Path) -> dict[str, list[Path]]:
     """Folders of runs with the settings of these, but made by other versions of the code; by the name of the folder.
 
-    Such results are never used; they stay where they are, until somebody deletes them.
+    Such results are never used; they stay where they are until the user deletes them.
     """
     there: dict[tuple[str, str], list[Path]] = {}
     for path in out.glob("*-*r") if out.is_dir() else ():
@@ -135,7 +135,7 @@ def finished(config: RunConfig, out: Path) -> Result | None:
 def ended(config: RunConfig, out: Path, stop: Stop | None) -> Result | None:
     """How a run ended, by itself or by a rule; None if a part of it is missing.
 
-    What somebody else's rule has stopped is no result. What was computed beyond this rule does not count.
+    A run ended by another stopping rule is unfinished. Rounds beyond this rule do not count.
     """
     result = latest(config, out)
     if result is not None and stop is not None and (cut := up_to(result, stop, config.federation.rounds)) is not None:
@@ -149,7 +149,7 @@ def up_to(result: Result, stop: Stop, rounds: int) -> Result | None:
     enough = stop.enough(values)
     if enough is None or enough == rounds:
         return None
-    # Whether it diverged later, nobody would have seen.
+    # A later divergence would not have been seen.
     message = f"stopped {stop.reason(values[:enough])}"
     return replace(result, status="stopped", message=message, history=result.history[:enough])
 
@@ -225,7 +225,7 @@ def clear(folder: Path, keep: Collection[str]) -> None:
 
 
 class Attempt(NamedTuple):
-    """The key of a run in MLflow, and whether nobody can have used it before."""
+    """The key of a run in MLflow, and whether it is new."""
 
     key: str
     is_new: bool

@@ -98,7 +98,7 @@ class OpenRun:
         self._mlflow.update(self._account())
 
     def diverge(self, divergence: Diverged) -> None:
-        """Record that there is no further round."""
+        """Record that this was the last round."""
         self._status, self._message = "diverged", str(divergence)
         self._tags["diverged"] = f"round {divergence.round}, client {divergence.client}"
 

@@ -68,7 +68,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _whole_lines(folder: Path, identity: str) -> list[bytes] | None:
-    """The lines that are to be believed, of that file which has more of them; None if there is no file."""
+    """The lines with right checksums, of that file which has more of them; None without a file."""
     paths = [path for name in (NAME, COPY) if (path := folder / name).exists()]
     return max((_believed(path, identity) for path in paths), key=len, default=None)
 

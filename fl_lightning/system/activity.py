@@ -1,6 +1,6 @@
 """What is being computed right now, how far it is, and how long the rest will take: a factorisation may take minutes.
 
-Nobody listens by default, and what is said changes no number.
+Messages go nowhere by default, and change no number.
 """
 
 import sys
@@ -24,7 +24,7 @@ def say(text: str) -> None:
     >>> heard = []
     >>> with heard_by(heard.append):
     ...     say("block 3 of 45")
-    >>> say("nobody hears this")
+    >>> say("shown nowhere")
     >>> heard
     ['block 3 of 45']
     """
@@ -33,13 +33,13 @@ def say(text: str) -> None:
 
 
 def wait(text: str) -> None:
-    """Tell what is waited for before anything is computed, such as the start of Ray: no part of anybody's pace."""
+    """Show what the program waits for before it computes, such as the start of Ray; outside of estimated times."""
     if (listener := _waiting.get()) is not None:
         listener(text)
 
 
 def note(text: str) -> None:
-    """Tell the user, if somebody listens, what is worth a line that stays; not a warning."""
+    """Show the user, where messages are shown, a line that stays; not a warning."""
     if _listener.get() is not None and _notes.get():
         warn(text)
 

@@ -34,7 +34,7 @@ def as_csv(table: "pd.DataFrame") -> str:
 
 
 def harmless(value: Any) -> Any:
-    """A cell that is no formula: with an apostrophe in front, as OWASP advises ("CSV Injection"). Numbers stay.
+    """A cell without a formula: with an apostrophe in front, as OWASP advises ("CSV Injection"). Numbers stay.
 
     >>> harmless("=cmd|' /C calc'!A0"), harmless("-1.5"), harmless(-1.5), harmless("-x"), harmless("FOLA")
     ("'=cmd|' /C calc'!A0", '-1.5', -1.5, "'-x", 'FOLA')

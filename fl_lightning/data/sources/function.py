@@ -50,7 +50,7 @@ class Function(Source):
         return dataset if dataset.augment != "none" else replace(dataset, augment=self.augment)
 
     def fingerprint(self) -> str:
-        """Of the file and of what it returns: it may read other files, which nobody else knows of."""
+        """Of the file and of what it returns: it may read other files, which no setting names."""
         return self._loaded()[1]
 
     def _loaded(self) -> tuple[Dataset, str]:

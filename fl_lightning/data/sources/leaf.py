@@ -162,7 +162,7 @@ def _parts(path: Path) -> Iterator[Samples]:
 def _content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # of json, and of text that is no UTF-8
+    except (ValueError, RecursionError) as error:  # of json, and of text in another encoding than UTF-8
         raise UserError(f"not a whole json file ({' '.join(str(error).split())[:200]}); make it again") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; make it readable") from None

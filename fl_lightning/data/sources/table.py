@@ -40,7 +40,7 @@ class Table(Source):
         client: Column that names whom a row belongs to, null if there is none. With it data.partition is natural,
             unless another one is given.
         split: Column that says train or test for each row; null takes a test share.
-        drop: Columns that are no features, such as [patient_id].
+        drop: Columns to leave out, such as [patient_id].
         test_share: Share of every class that becomes the test set, where no column says; the same for every seed.
         task: What the label is: classification, binary, multilabel (several columns of 0 and 1) or regression. auto
             takes a column of fractions for a regression, several columns of 0 and 1 for labels, all else for classes.
@@ -108,7 +108,7 @@ class Table(Source):
             arrays = assemble.split_off_test(arrays, self.test_share, task)
         else:
             arrays = self._split_by_column(arrays, table, task)
-        if "owners" in arrays:  # clients whose rows are all for testing are no clients
+        if "owners" in arrays:  # clients whose rows are all for testing do not count as clients
             arrays["owners"] = np.unique(arrays["owners"], return_inverse=True)[1]
         train, test = arrays["train_x"][:, 0], arrays["test_x"][:, 0]
         features = [

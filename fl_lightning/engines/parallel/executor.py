@@ -113,7 +113,7 @@ def check_held(number: int, nodes: list[Node], resources: Resources) -> None:
     held = slots(nodes, resources)
     require(
         held > 0,
-        f"there is no room for a worker of {resources.cpu:g} CPU and {resources.gpu:g} GPU ({offers(nodes)}); lower "
+        f"no node has room for a worker of {resources.cpu:g} CPU and {resources.gpu:g} GPU ({offers(nodes)}); lower "
         "--resources.cpu or --resources.gpu, or add a node",
     )
     require(

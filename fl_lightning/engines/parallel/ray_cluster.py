@@ -86,7 +86,7 @@ class Resources(NamedTuple):
     gpu: float = 0.0
 
     def check(self) -> None:
-        """Raise `UserError` if there can be no process of this size."""
+        """Raise `UserError` if a process of this size is impossible."""
         require(
             self.cpu >= 0 and self.gpu >= 0 and 0 < self.cpu + self.gpu < math.inf,
             f"--resources.cpu and --resources.gpu must be >= 0 and not both 0, got {self.cpu:g}, {self.gpu:g}",

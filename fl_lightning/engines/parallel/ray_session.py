@@ -167,7 +167,7 @@ def sweep_up() -> None:
 
 
 def end_processes(folder: Path) -> None:
-    """End the processes on the list of a session; lines that are damaged name nobody."""
+    """End the processes on the list of a session; damaged lines name none."""
     with suppress(OSError):
         for line in (folder / PROCESSES).read_text(encoding="ascii", errors="replace").splitlines():
             number, _, born = line.partition(" ")

@@ -104,7 +104,7 @@ def sync(account: Account, place: Place, copy: Copy) -> None:
     Args:
         account: What the store is to know.
         place: Where to write.
-        copy: What the store has; told of what is added.
+        copy: What the store has; updated with what is added.
     """
     from mlflow.entities import Metric, RunTag
 
