@@ -27,7 +27,7 @@ def sweep_command(sweep: Sweep, place: str) -> str:
         parts += ["--scale", sweep.scale]
     try:
         usual = dict(study_file.load(sweep.study, sweep.scale if sweep.scale != "all" else None).base)
-    except UserError:  # a comparison, or somebody's own file
+    except UserError:  # a comparison, or a user's own file
         if (variants := _variants(sweep.content)) is not None:
             return _compare_command(sweep, variants, place)
         parts[2] = f"{sweep.study}.yaml"

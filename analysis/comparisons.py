@@ -1,7 +1,7 @@
-"""Which runs compete with which: conditions, settings that are tuned, seeds, and the best setting of everybody.
+"""Which runs compete with which: conditions, tuned settings, seeds, and the best setting of each case.
 
-A *contest* has one set of conditions (data, partition, model, rounds). In it every *case* (a method, or a variant of
-it) has tried some *settings* (learning rate, epochs, strength), each with some seeds. `tune.best` has the rule for the
+A *comparison* has one set of conditions (data, partition, model, rounds). In it every *case* (a method, or a variant of
+it) has tried some *settings* (learning rate, epochs, strength), each with some seeds. `tune.best` chooses the
 best setting of a case, the same for sweeps and reports; what is a condition and what is tuned, the study says, and
 without one the section of a setting does.
 
@@ -37,7 +37,7 @@ SYMBOLS = {
 }
 CONDITIONS = ("data", "model", "federation")
 TUNED = ("training", "method")
-# Where the data or a reference lie is no condition.
+# The place of data or of a reference does not count as a condition.
 NEITHER = frozenset({"data.root", "method", "federation.start"})
 
 
@@ -48,13 +48,13 @@ def varied(table: pd.DataFrame, sections: Sequence[str]) -> list[str]:
 
 
 def conditions(study: Study) -> list[str]:
-    """What makes a contest of its own: varied settings of data, model and rounds, unless the study says that they are
+    """The conditions of a comparison: varied settings of data, model and rounds, unless the study says that they are
     tuned or make a case; and what the study says is a condition.
     """
     table, known = study.runs, study.spec.keys
     further = [key for key in sorted(known.environments) if key in table and table[key].nunique(dropna=False) > 1]
     found = list(dict.fromkeys([*filter(known.is_condition, varied(table, CONDITIONS)), *further]))
-    # What the study sets according to the others says nothing new, unless somebody has set it otherwise.
+    # What the study sets according to the others says nothing new, unless the user has set it otherwise.
     leading = [key for key in found if key in further or not known.follows(key)]
     return [key for key in found if key in leading or not _follow(table, leading, key)]
 
@@ -87,7 +87,7 @@ def setting_numbers(study: Study) -> "pd.Series[int]":
 
 
 def largest(study: Study, handled: Sequence[str] = (), longest: bool = True) -> tuple[Study, list[str]]:
-    """The contests that one picture can show, and in words what it leaves out.
+    """The comparisons that one picture can show, and in words what it leaves out.
 
     Conditions that the picture does not show must be the same for all: the value with the most runs, of equally many
     the largest. The rounds of a study that goes on from a first stage are those of its last, however few runs reach it.
@@ -141,7 +141,7 @@ def best_of_grid(
 ) -> pd.DataFrame:
     """The best setting of every case under all conditions; `tune.best` says what is best.
 
-    Where all cases of a contest have runs on seeds that had no part in choosing, the numbers are of these.
+    Where all cases of a comparison have runs on seeds that had no part in choosing, the numbers are of these.
 
     Args:
         study: The runs.
@@ -150,11 +150,11 @@ def best_of_grid(
         chosen_by: What decides; by default the study's own metric, or the one that is shown.
 
     Returns:
-        One row per contest and case: the conditions, `case`, `method`, the tuned settings, `mean`, `low`, `high` and
+        One row per comparison and case: the conditions, `case`, `method`, the tuned settings, `mean`, `low`, `high` and
         `n` of the metric, `remark`, `diverged_seeds` (of this setting, if none was eligible), `tried` (settings),
-        `diverged` and `incomplete` (settings that were not eligible), `budget` (settings that every case of the contest
-        has), `expected` (best of so many, expected), `luck` (how much better the best of all is expected to be, by the
-        seeds that chose alone), `run_ids` and, by seed, `outcomes` (NaN if it diverged);
+        `diverged` and `incomplete` (settings that were not eligible), `budget` (settings that every case of the
+        comparison has), `expected` (best of so many, expected), `luck` (how much better the best of all is expected to
+        be, by the seeds that chose alone), `run_ids` and, by seed, `outcomes` (NaN if it diverged);
         `confirmed`, whether these are runs on fresh seeds, and `chosen_mean`, of the seeds that chose (NaN if they
         have not gone on to as many rounds).
     """
@@ -185,7 +185,7 @@ def best_of_grid(
 
 
 class _Chosen(NamedTuple):
-    """The best setting of one case in one contest.
+    """The best setting of one case in one comparison.
 
     Attributes:
         runs: All runs of this setting that had a part in choosing; if there are none, those that confirm it.

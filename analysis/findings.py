@@ -79,7 +79,7 @@ def _one_contest(case: str, rival: str, row: "pd.Series[float]") -> str:
 
 
 def _over_conditions(case: str, rival: str, rows: pd.DataFrame, keys: Sequence[str]) -> str:
-    """Few words about many contests: the table has them all."""
+    """Few words about many comparisons: the table has them all."""
     differences = rows["difference (points)"]
     ahead = int((differences > 0).sum())
     most, least = (rows.iloc[int(place)] for place in (differences.argmax(), differences.argmin()))

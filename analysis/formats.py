@@ -32,7 +32,7 @@ HIDDEN = "n, not shown"
 # By the beginning of a column's name: whether the smallest or the largest of its numbers is the best.
 BETTER = {"expected best": "max", "rounds to": "min", "accuracy": "max"}
 BETTER |= {one.column or one.name: "max" if sign(one.name) > 0 else "min" for one in METRICS if one.due != "always"}
-# Has what the others may not have, and is not in the contest.
+# Has data that the others may not have, and does not compete.
 OUTSIDE = ("centralised",)
 SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -60,7 +60,7 @@ class Text(NamedTuple):
         name: Heading.
         cells: One per row.
         numeric: Whether it stands at the right.
-        best: Rows that are the best of their contest.
+        best: Rows that are the best of their comparison.
     """
 
     name: str
@@ -108,7 +108,7 @@ def latex(
         caption: Above it; where it says the n that all rows share, they do not. Without one there is only the tabular.
         label: To refer to it by.
         spread: What stands beside a mean.
-        bold: Whether the best of every contest is bold.
+        bold: Whether the best of every comparison is bold.
         wide: Over both columns of a paper.
     """
     texts = [text for text in _texts(table, spread) if text.name != "n" or not _said(caption, text.cells)]
@@ -248,7 +248,7 @@ def _text(table: pd.DataFrame, name: str, spread: Spread, digits: int) -> Text:
 
 
 def _spread(name: str, row: dict[Any, Any], spread: Spread, digits: int) -> str:
-    """What stands beside a number; intervals where there is no standard deviation."""
+    """What stands beside a number; intervals in place of a missing standard deviation."""
     value, std, low, high = (row.get(f"{name}{end}", np.nan) for end in ("", " std", " low", " high"))
     if spread == "none" or not isinstance(value, float) or np.isnan(value):
         return ""
@@ -282,7 +282,7 @@ def _best(table: pd.DataFrame, name: str, cells: Sequence[str]) -> frozenset[int
 
 
 def _named(table: pd.DataFrame, name: str) -> str:
-    """The column that somebody means."""
+    """The column that a user means."""
     names = [str(column) for column in table if not _joins(table, str(column))]
     wanted = {name.lower(), comparisons.symbol(name).lower()}
     for column in names:

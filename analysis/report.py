@@ -59,7 +59,7 @@ def write(
         store: Folder of runs or MLflow URI.
         study: Only this study; without one all that the store has.
         scale: Of the study.
-        watch: Told what is being drawn.
+        watch: Called with the name of what is being drawn.
         where: Only runs with these values of columns, as for `runs.load`.
 
     Raises:
@@ -133,7 +133,7 @@ def _fill(section: Section, part: Study, out: Path, watch: Watch) -> None:
 
 @contextmanager
 def _survived(title: str, failed: list[str]) -> Iterator[None]:
-    """What goes wrong with one item is told on the page, and does not take the others with it."""
+    """An error of one item is shown on the page, and leaves the others alone."""
     try:
         yield
     except Exception as error:

@@ -454,7 +454,7 @@ class Runs:
                     f"`fl-lightning sweep {study} --scale small`"
                 )
             error = unknown("study", study, self.studies or names())
-            # A name like no other is no slip of the pen, but a study that was never swept here.
+            # A name unlike all others is not a typing error, but a study that was never swept here.
             raise error if "did you mean" in str(error) else NoRuns(str(error))
         scales = self.studies[study]
         if scale is None and len(scales) > 1:
@@ -477,7 +477,7 @@ class Runs:
         ended = [sweep for sweep in taken if sweep.cases and sweep.ended]
         swept = {DISPLAY.get(case["label"], case["label"]) for sweep in ended for case in sweep.content["cases"]}
         whole = tagged["ended"] | tagged["status"].eq("diverged")
-        # What has been repeated since, with --fresh or by newer code, is told apart by `load`.
+        # What has been repeated since, with --fresh or by newer code, is separated by `load`.
         setting = tagged[SETTINGS_TAG].astype("string") + " " + tagged["federation.rounds"].astype("string")
         repeated = setting.isin(setting.loc[tagged["run_id"].isin(listed)].dropna())
         unlisted = tagged.loc[whole & tagged["case"].isin(swept) & ~repeated, "run_id"]

@@ -20,7 +20,7 @@ def parts(
 
     Args:
         place: Folder of runs or MLflow URI, or `Runs`.
-        study: Only this one; if there are no runs of it, one empty study says so.
+        study: Only this one; without runs of it, one empty study says so.
         scale: Only this one.
         where: Only runs with these values of columns; a study without any is empty and says so.
 

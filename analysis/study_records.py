@@ -121,7 +121,7 @@ def joined(taken: Sequence[Sweep]) -> Sweep | None:
 
 
 def _agree(last: Sweep, earlier: Sweep) -> bool:
-    """Whether the last sweep was told to leave out cases, and an earlier one was of the same study."""
+    """Whether the last sweep left out cases, and an earlier one was of the same study."""
     ours, theirs = _by_label(last.content), _by_label(earlier.content)
     return (
         theirs.keys() | ours.keys() <= set(last.content.get("among") or ())

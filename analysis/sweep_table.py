@@ -62,7 +62,7 @@ def sweep_table(outcomes: Sequence[CellOutcome], study: Study) -> pd.DataFrame:
 
 
 def _shown(outcomes: Sequence[CellOutcome]) -> list[CellOutcome]:
-    """The best of every contest; where there is nothing to choose, also a case all of whose runs diverged."""
+    """The best of every comparison; where there is nothing to choose, also a case all of whose runs diverged."""
     contests = {outcome.cell.contest for outcome in outcomes}
     return best_of(outcomes) if len(contests) < len(outcomes) else [one for one in outcomes if one.runs]
 

@@ -53,7 +53,7 @@ def study_of(
 
     Args:
         settings: Of every run.
-        variants: The contestants, as `variant_settings` reads them.
+        variants: The methods, as `variant_settings` reads them.
         seeds: Repetitions.
         name: By which a report can select it; by default `name_of`.
         stop: When a run need not go on.

@@ -23,8 +23,8 @@ def finals(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
 
 
 def expected(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
-    """The same, as far as can be told before all settings have been tried: those that would be chosen now."""
-    # Where nothing is known yet, one setting of each contest stands for the best.
+    """The same before all settings have been tried: those that would be chosen now."""
+    # Where nothing is known yet, one setting of each comparison stands for the best.
     likely = {cell.contest: cell for cell in tried} | {cell.contest: cell for cell in _best(study, tried, out)}
     return [final(study, cell) for cell in likely.values()] if follows_up(study) else []
 

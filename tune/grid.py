@@ -28,7 +28,7 @@ class Cell:
     """One setting of one case in one environment; its runs differ in the seed alone.
 
     Attributes:
-        case: Label of the contestant.
+        case: Label of the case.
         environment: The conditions.
         point: The tuned settings.
         config: All settings, with the first seed.
@@ -54,7 +54,7 @@ class Cell:
 
     @property
     def contest(self) -> tuple[Any, ...]:
-        """Whom it competes with: runs of more rounds are a contest of their own, unless their number is tuned."""
+        """The comparison it belongs to: runs of more rounds have one of their own, unless their number is tuned."""
         return (*self.group, None if ROUNDS in self.point else self.config.federation.rounds)
 
     @property
@@ -101,7 +101,7 @@ def points(study: Study, case: Case) -> list[dict[str, Any]]:
 
 
 def draw(space: Mapping[str, Range], index: int) -> dict[str, Any]:
-    """The index-th random setting. A key gets the same values in every case, so that all are judged on equal terms.
+    """The index-th random setting. A key gets the same values in every case, so that all compare on equal terms.
 
     >>> first = draw({"training.lr": Range("loguniform", (0.001, 1.0))}, 0)
     >>> 0.001 <= first["training.lr"] <= 1.0, first == draw({"training.lr": Range("loguniform", (0.001, 1.0))}, 0)

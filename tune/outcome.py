@@ -1,4 +1,4 @@
-"""What the runs of a cell have shown, and which cell of a contest is the best."""
+"""The results of a cell's runs, and the best cell of each comparison."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +59,7 @@ def measured(metrics: Mapping[str, float], metric: str) -> float:
 
 
 def best_of(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:
-    """The best cell of every contest; see `tune.best`.
+    """The best cell of every comparison; see `tune.best`.
 
     Fresh seeds choose nothing; where none but they have so many rounds, they are of the setting that was chosen before.
     """

@@ -22,7 +22,7 @@ VALUE = "value"
 
 
 class FairSearch(Searcher):
-    """Asks one searcher per contest in turn, until each has made its number of proposals.
+    """Asks one searcher per case and environment in turn, until each has made its number of proposals.
 
     Proposals are written down. After a restart they are proposed again first: their runs are only read, and the
     searchers learn what they knew.
@@ -109,7 +109,7 @@ class _Contest:
 
     def begin(self, remembered: Sequence[dict[str, Any]]) -> None:
         """Start the search, with what was proposed before."""
-        # Lists as values of a setting are no categories for Optuna, so it chooses their numbers.
+        # Optuna takes no lists as categories, so it chooses their numbers.
         known = [{key: _coded(self._space[key], value) for key, value in point.items()} for point in remembered]
         space = {key: _distribution(values) for key, values in self._space.items()}
         # What was proposed before draws nothing, so with the same seed the first draws would be made again.
@@ -126,9 +126,9 @@ class _Contest:
 
 
 class FairAsha(FIFOScheduler):
-    """ASHA within each contest: settings are compared with those of the same case and environment alone.
+    """ASHA within each comparison: settings are compared with those of the same case and environment alone.
 
-    What it has stopped is written down. ASHA judges settings as they come, which is never quite the same order, so
+    What it has stopped is written down. ASHA compares settings as they come, which is never quite the same order, so
     after a restart it would have some of them go on.
     """
 
@@ -146,7 +146,7 @@ class FairAsha(FIFOScheduler):
         if ended or result.get("done") or result.get("failures") or math.isnan(result[VALUE]):
             return str(TrialScheduler.CONTINUE)  # it would be stopped just before its end, or before it was measured
         name = f"{trial.config['contest']} {trial.config['number']}"
-        if result[VALUE] == float("-inf"):  # diverged, which is no number to compare others with
+        if result[VALUE] == float("-inf"):  # diverged, and so without a number to compare
             return str(TrialScheduler.STOP)
         verdict = str(self._judge(trial).on_trial_result(tune_controller, trial, result))
         if verdict == TrialScheduler.STOP and name not in self._stops:

@@ -4,10 +4,10 @@ One YAML or Python file, data without logic:
 
     about: FOLA against FedAvg.                 # shown by `fl-lightning list studies`
     base: {data: digits, federation.rounds: 20} # settings of every run, by dotted key
-    environments: {data.alpha: [0.01, 1]}       # what nobody can choose; every combination is a contest of its own
+    environments: {data.alpha: [0.01, 1]}       # conditions; every combination is a comparison of its own
     given:                                      # settings that go with a condition
       - {when: {data.alpha: 0.01}, training.lr: 0.05}
-    cases:                                      # the contestants, each with settings and a space of its own
+    cases:                                      # the methods, each with settings and a space of its own
       - {label: FedAvg, method: fedavg}
       - {label: FOLA, method: fola, space: {method.strength: [1, 100]}}
     space: {training.lr: [0.1, 0.01]}           # what is tuned, for every case: a list is a grid
@@ -52,7 +52,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A contestant.
+    """A method, or a variant of one, in a study.
 
     Attributes:
         label: What it is called in tables and figures.
@@ -93,9 +93,9 @@ class Search:
 
     Attributes:
         algorithm: Every combination (grid), independent draws (random), or Optuna's Bayesian search (optuna).
-        samples: Settings that each case may try in each environment: the same budget for everybody.
-        scheduler: asha stops bad settings early, judged by the metric round by round, within a case and environment.
-        grace: Rounds that asha grants everybody.
+        samples: Settings that each case may try in each environment: the same budget for all.
+        scheduler: asha stops bad settings early, by the metric round by round, within a case and environment.
+        grace: Rounds that asha grants every setting.
         reduction: asha keeps one of this many at each of its stages.
     """
 
@@ -152,9 +152,9 @@ class Study:
         scale: Which of its scales this is.
         about: A sentence.
         base: Settings of every run.
-        environments: Conditions; a contest in every combination of them.
+        environments: Conditions; a comparison in every combination of them.
         given: Settings that go with some of these conditions.
-        cases: The contestants.
+        cases: The methods and variants that compete.
         space: What is tuned for all of them.
         seeds: Repetitions.
         metric: Of the last round, averaged over seeds, it decides what is best: the largest, or the smallest of NLL,
@@ -172,7 +172,7 @@ class Study:
         report: Whether figures and tables of the study are made at the end and stored with the sweep in MLflow.
         reference: Settings of a run that is computed first, for every environment and seed; where a setting is
             `@reference`, the folder of that run takes its place.
-        among: The labels of all contestants, where only some of them take part.
+        among: The labels of all cases, where only some of them take part.
     """
 
     name: str
@@ -293,7 +293,7 @@ class Study:
         return base
 
     def only(self, labels: Sequence[str]) -> "Study":
-        """The study with some of its contestants alone, by their labels."""
+        """The study with some of its cases alone, by their labels."""
         known = {case.label: case for case in self.cases}
         for label in labels:
             if label not in known:

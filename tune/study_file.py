@@ -1,4 +1,4 @@
-"""Studies from files: those that come with the project, and anybody's YAML or Python file."""
+"""Studies from files: those that come with the project, and users' YAML or Python files."""
 
 import math
 import re
@@ -269,7 +269,7 @@ def seeds_of(where: str, content: Any) -> tuple[int, ...]:
 
 
 def _seeds_in(text: Any) -> Any:
-    """A number, or a list of numbers and ranges; what is given if it is no text with either."""
+    """A number, or a list of numbers and ranges; what is given if it has neither."""
     if not isinstance(text, str):
         return text
     if text.strip().isdecimal():

@@ -51,7 +51,7 @@ class Trial(ray.tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """Go on for about a second, or for one round if a scheduler judges every round."""
+        """Go on for about a second, or for one round if a scheduler compares after every round."""
         start = time.monotonic()
         ended = True
         for status in self._work or ():
@@ -66,7 +66,7 @@ class Trial(ray.tune.Trainable):
         return {}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Nothing: what the runs have left is read by whoever goes on with them."""
+        """Nothing: the next process reads what the runs have left."""
 
     def cleanup(self) -> None:
         """Ray wants no more of it: runs that have not ended are recorded as stopped."""

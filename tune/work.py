@@ -89,13 +89,13 @@ def one_after_the_other(configs: Sequence[RunConfig], instructions: Instructions
                     yield status
             best = status.best if diverged else max(status.best, status.value)
             status = status._replace(finished=status.finished + 1, best=best)
-        except (Exception, SystemExit) as error:  # a plugin's, say: told at the end, and tried again next time
+        except (Exception, SystemExit) as error:  # a plugin's, say: reported at the end, and tried again next time
             status = _with_failure(status, instructions.name_of(config), error)
         yield status
 
 
 def side_by_side(configs: Sequence[RunConfig], instructions: Instructions) -> Generator[TrialStatus, None, None]:
-    """Compute the seeds of one setting in step, so that a scheduler can judge the mean after every round.
+    """Compute the seeds of one setting in step, so that a scheduler can compare means after every round.
 
     A seed that has ended counts with its last value; one that has diverged makes the setting worth nothing. Until all
     have been measured once, the mean is NaN.

@@ -6,7 +6,7 @@ from fl_lightning.metrics.metric import GA, LA
 
 # Changes that concern more than one rule.
 SHARED_CHANGES = (
-    "A claim without evidence used to be confirmed; now it cannot be told.",
+    "A claim without evidence used to be confirmed; now it is undecided.",
     "One seed used to be enough for every claim. Only the study `laplace` still has one.",
     "Means used to leave out seeds that diverged. results.md names such runs for `cifar_epochs` and SCAFFOLD.",
     "Intervals of correlations used to take the seeds of one setting as independent, and Spearman's to rank once for "
@@ -30,7 +30,7 @@ CLAIMS = (
         rule=(
             "Every method at its best setting for each α and N. At the smallest α FOLA must be ahead for every N; at "
             "the largest α the two must be alike for every N. The smallest α must lie below 1 and the largest must "
-            "not, or the claim cannot be told."
+            "not, or the claim is undecided."
         ),
         changed=(
             "One α alone used to count as small and large at once, and at the largest α distances of opposite sign "
@@ -78,7 +78,7 @@ CLAIMS = (
         rule="As for MNIST, at α = 0.01, by the longest runs where settings were chosen by shorter ones.",
         changed=(
             "At the scale medium, the shorter runs by which settings are chosen used to be conditions of their own. "
-            "They have one seed, from which nothing can be told."
+            "They have one seed, too few for a verdict."
         ),
     ),
     Claim(

@@ -11,10 +11,10 @@ from analysis.runs import Study
 from analysis.statistics import Interval, lead
 
 # What becomes of a part, from the weakest to the strongest, and of the claim whose weakest part it is.
-Answer = Literal["no", "cannot be told", "tends to", "yes"]
+Answer = Literal["no", "undecided", "tends to", "yes"]
 VERDICT_OF: dict[Answer, str] = {
     "no": "not confirmed",
-    "cannot be told": "cannot be told",
+    "undecided": "undecided",
     "tends to": "tends to",
     "yes": "confirmed",
 }
@@ -103,8 +103,8 @@ class Statement(NamedTuple):
 
 
 def unknown(text: str, why: str, seeds: int = 0) -> Statement:
-    """A part that cannot be told."""
-    return Statement(f"{text}: {why}", "cannot be told", seeds)
+    """An undecided part."""
+    return Statement(f"{text}: {why}", "undecided", seeds)
 
 
 def judged(text: str, found: Interval, seeds: int, low: float = 0.0, high: float = math.inf) -> Statement:
@@ -125,7 +125,7 @@ def compared(text: str, one: Outcomes, other: Outcomes | float, less: bool = Fal
     """Whether a case is above its rival, or below it, by the differences over the seeds that both have.
 
     A mean without the seeds that diverged would be too good. So a case of which a seed diverged stands behind one of
-    which none has, and chance may be the reason; if it is so with both, nothing can be told.
+    which none has, and chance may be the reason; if it is so with both, the part is undecided.
 
     Args:
         text: In words.
@@ -191,24 +191,24 @@ class Finding(NamedTuple):
 
     @property
     def told(self) -> list[Statement]:
-        """The parts that can be told."""
-        return [one for one in self.held if one.answer != "cannot be told"]
+        """The decided parts."""
+        return [one for one in self.held if one.answer != "undecided"]
 
     @property
     def verdict(self) -> str:
         """That of the weakest part: a claim is all of its parts, so each of them can only take away."""
-        return VERDICT_OF[weakest(self.held).answer if self.held else "cannot be told"]
+        return VERDICT_OF[weakest(self.held).answer if self.held else "undecided"]
 
     @property
     def seeds(self) -> int:
-        """The fewest seeds that any part which could be told rests on; 0 if none could."""
+        """The fewest seeds that any decided part rests on; 0 without one."""
         return min((one.seeds for one in self.told), default=0)
 
     def asking(self, seeds: int) -> "Finding":
-        """The same, but a part with fewer seeds cannot be told."""
+        """The same, but a part with fewer seeds is undecided."""
         held = [
             unknown(one.text, f"{one.seeds} of the {seeds} seeds that the rule needs", one.seeds)
-            if one.answer != "cannot be told" and one.seeds < seeds
+            if one.answer != "undecided" and one.seeds < seeds
             else one
             for one in self.held
         ]

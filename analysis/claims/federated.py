@@ -217,7 +217,7 @@ def ga_and_la(part: Study) -> Finding:
 
 
 def prior_and_product(part: Study) -> Finding:
-    """Product and prior together against either alone; the strength is chosen on other seeds than it is judged on."""
+    """Product and prior together against either alone; lambda is chosen on other seeds than those of the verdict."""
     runs = part.runs.loc[part.runs["ended"] | part.runs["status"].eq("diverged")]
     need_cases(runs, "product", "average")
     need_only(part.of(runs), ["method.strength"])
@@ -243,7 +243,7 @@ def prior_and_product(part: Study) -> Finding:
 def _tuned_elsewhere(runs: pd.DataFrame) -> Outcomes:
     """GA of a case in percent, for every seed at the strength that is best for the other seeds.
 
-    So the best of several strengths is not flattered by having been chosen on what it is judged by, and can be compared
+    So the best of several lambdas has no advantage of having been chosen on the same seeds, and can be compared
     with a case that has nothing to choose. A strength that diverged for some seed, or lacks one, is not chosen.
     """
     table = 100 * runs.pivot_table(index="seed", columns="method.strength", values=GA, dropna=False)
@@ -255,7 +255,7 @@ def _tuned_elsewhere(runs: pd.DataFrame) -> Outcomes:
         return in_percent(dict(zip(mine["seed"], mine[GA].where(mine["ended"]), strict=True)))
     if whole.shape[1] == 1:
         return Outcomes(dict(zip(whole.index, whole.iloc[:, 0], strict=True)))
-    need(len(whole) > 1, "with one seed, a strength cannot be chosen on other seeds than it is judged on")
+    need(len(whole) > 1, "with one seed, lambda cannot be chosen on other seeds than those of the verdict")
     return Outcomes({seed: whole.loc[seed, whole.drop(index=seed).mean().idxmax()] for seed in whole.index})
 
 

@@ -106,7 +106,7 @@ def diagonal_keeps_differences(part: Study) -> Finding:
 def tracks(part: Study, accuracy: str, error: str) -> Finding:
     """An accuracy falls as its error grows, over all runs and for each alpha."""
     points = error_points(part, error)
-    points = points.loc[points[error] > 0] if len(points) else points  # the reference itself is no evidence
+    points = points.loc[points[error] > 0] if len(points) else points  # the reference itself does not count as evidence
     need(len(points), f"no run that ended has an {error} above zero")
     groups: dict[str, pd.DataFrame] = {f"{alpha:g}": mine for alpha, mine in points.groupby("data.alpha")}
     if len(groups) > 1:

@@ -15,7 +15,7 @@ from fl_lightning.system.text import render
 VERDICTS = (
     "A claim has several parts, and the weakest decides its verdict. A part is confirmed if its whole 95 % interval "
     "over paired seeds lies on the claim's side. It tends to hold if the mean alone does; otherwise it is not "
-    "confirmed. It cannot be told with too few runs, rounds or seeds, or without the conditions of the claim."
+    "confirmed. It is undecided with too few runs, rounds or seeds, or without the conditions of the claim."
 )
 _SIMULATION = (
     "Every rule was asked about made-up stores with three seeds, in which the truth is known. Either nothing differs "
@@ -37,7 +37,7 @@ For all claims:
   deviations of the difference it is 9.0 for two seeds, 2.5 for three, 1.2 for five and 0.7 for ten.
 - Where the seed draws the partition, a part needs two seeds at least: one seed is one problem. Where the partition is
   fixed (`laplace`), one seed can show what tends to hold; the verdict then says "one seed".
-- A case of which a seed diverged stands behind one of which none has; if seeds of both have, the part cannot be told. A
+- A case of which a seed diverged stands behind one of which none has; if seeds of both have, the part is undecided. A
   mean of the seeds that are left is never compared.
 - "Alike" is an interval of the difference within {SAME:g} point of GA.
 - Intervals of correlations come from resampled settings, not runs: the seeds of one setting are one observation. Five
@@ -117,7 +117,5 @@ def _bullet(text: str) -> str:
 
 def _counted(one: Checked) -> str:
     answers = [part.answer for part in one.finding.held]
-    counts = [
-        f"{answers.count(word)} {word}" for word in ("yes", "tends to", "no", "cannot be told") if word in answers
-    ]
+    counts = [f"{answers.count(word)} {word}" for word in ("yes", "tends to", "no", "undecided") if word in answers]
     return ", ".join(counts) or one.finding.why

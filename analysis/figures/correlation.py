@@ -101,7 +101,7 @@ def errors_behind_accuracies(study: Study) -> Picture:
 def error_points(study: Study, error: str) -> pd.DataFrame:
     """The runs that say something about an error, after their last round.
 
-    AE is about aggregation from the usual start, LF about clients that start at the optimum. Where nobody started
+    AE is about aggregation from the usual start, LF about clients that start at the optimum. Where no run started
     there, LF is that of the usual runs.
     """
     runs = study.runs

@@ -18,7 +18,7 @@ from fl_lightning.metrics.metric import AXES, GA, LA
 from fl_lightning.runs.plotting import strokes
 from fl_lightning.runs.plotting.palette import DISPLAY
 
-# More curves of runs that are no results would hide the others.
+# More curves of unfinished runs would hide the others.
 MAX_LOOSE = 10
 
 
@@ -241,7 +241,7 @@ def _lines(study: Study, rounds: pd.DataFrame, by: str | None, metric: str) -> t
         for key in (*keys, *settings):
             same = mine[key].isna() if row[key] is None or row[key] != row[key] else mine[key].eq(row[key])
             mine = mine.loc[same]
-        # A seed that ended more than once counts once; what is left of it is no loose end.
+        # A seed that ended more than once counts once; its remains are not a loose end.
         is_loose = ~mine["run_id"].isin(row["run_ids"]) & ~mine["ended"]
         loose = mine.loc[is_loose, "run_id"].iloc[:MAX_LOOSE]
         lines.append(

@@ -13,16 +13,16 @@ from analysis.style import Picture
 from fl_lightning.metrics.metric import GA
 from fl_lightning.runs.plotting import palette
 
-# Training on pooled data is no contestant: it says how far the others could get.
+# Training on pooled data does not compete: it shows how far the others could get.
 REFERENCES = frozenset({"centralised"})
 ROW = 0.19  # inches for a method
 SPREAD = 0.7  # of a row is shared by the values of alpha
 
 
 def winners(study: Study) -> Picture:
-    """GA of every method for each alpha, which is the colour; a filled marker is the best, or not told from it.
+    """GA of every method for each alpha, which is the colour; a filled marker is the best, or level with it.
 
-    A method is told from the best if its interval ends below where that of the best begins. Rows are sorted by the
+    A method differs from the best if its interval ends below where that of the best begins. Rows are sorted by the
     mean over all alpha.
     """
     if problem := lacking(study, "data.alpha"):
@@ -48,10 +48,10 @@ def winners(study: Study) -> Picture:
 
 
 def _draw(panel: Axes, rows: pd.DataFrame, colour: str, shift: float) -> str:
-    """The means and intervals of one alpha; returns who is best there."""
+    """The means and intervals of one alpha; returns the best case there."""
     contest = rows.loc[[case not in REFERENCES for case in rows.index]]
     if not contest["mean"].notna().any():
-        return "nobody"
+        return "none"
     first = str(contest["mean"].idxmax())
     low, high = (rows[side].fillna(rows["mean"]).to_dict() for side in ("low", "high"))
     for place, case in enumerate(rows.index):

@@ -131,7 +131,7 @@ def dry_run(study: "Study", how: "Options") -> None:
     tried = cells(study)
     configs = list({identity(config): config for cell in tried for config in cell.configs}.values())
     todo = configs if how.fresh else missing(configs, how.out, study.stop)
-    print(f"study       {study.name} {study.scale}: {study.about}")
+    print(f"study       {' '.join(filter(None, (study.name, study.scale)))}: {study.about}")
     print(f"settings    {len(tried)}, each with {len(study.seeds)} seeds")
     print(f"runs        {len(configs)}, of which {len(configs) - len(todo)} are there already")
     later = [config for cell in expected(study, tried, how.out) for config in cell.configs]

@@ -5,9 +5,9 @@ g of the loss at the outputs are all that per-sample gradients (g a^T), their sq
 convolution is linear in its patches.
 
 A network may hold other parameters, too: `Recording.rest` names those that belong to no plain layer. A layer is plain
-if it is an `nn.Linear` or `nn.Conv2d` whose computation nobody has changed (hooks, weight norm, parametrizations,
-groups, padding other than zeros), that is called once, and whose weights nobody else uses (tied weights, a weight used
-outside of its layer).
+if it is an `nn.Linear` or `nn.Conv2d` whose computation is unchanged (hooks, weight norm, parametrizations,
+groups, padding other than zeros), that is called once, and whose weights no other layer uses (tied weights, a weight
+used outside of its layer).
 """
 
 from collections.abc import Iterable, Mapping
@@ -104,7 +104,7 @@ def trained_layers(task: Task) -> dict[str, nn.Module]:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is linear or convolutional, and nobody has changed how it works.
+    """Whether a layer is linear or convolutional, with its computation unchanged.
 
     Weights that are computed from others (weight norm, parametrizations) are not parameters of the layer itself.
     """

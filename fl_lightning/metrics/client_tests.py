@@ -51,7 +51,7 @@ def measure(
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Mean, worst tenth and spread over clients, by the ending of their names; nothing of nobody.
+    """Mean, worst tenth and spread over clients, by the ending of their names; empty without clients.
 
     >>> summary([0.5, 1.0])
     {'': 0.75, '_worst': 0.5, '_std': 0.25}

@@ -61,7 +61,7 @@ class Calibration(NamedTuple):
         nll: Sum of -ln p_y.
         brier: Sum of the Brier scores.
         top: Bins of the largest probability.
-        classes: Bins of every class's probability, classes x bins; None where nobody asked for it.
+        classes: Bins of every class's probability, classes x bins; None where it is not asked for.
     """
 
     samples: int

@@ -26,7 +26,7 @@ def inputs_of(name: str, dataset: Dataset, root: str | None, dropped: Inputs | N
         name: A dataset, `noise`, `rotated`, `dropped_classes`, or a file.
         dataset: That the model was trained on.
         root: Where its files are; other datasets are looked for beside them.
-        dropped: Test samples of classes that nobody has, if there are any.
+        dropped: Test samples of dropped classes, if any.
         seed: Key of the noise.
 
     Raises:

@@ -15,7 +15,7 @@ Source = Literal["final_round", "running", "ep"]
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """The Laplace posterior of the final model, from one more round in which nobody trains.
+    """The Laplace posterior of the final model, from one extra round without training.
 
     Attributes:
         final_round: Whether all clients send the curvature of their data at the final model once more, so that the run
