@@ -50,7 +50,7 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         "winners",
-        "Who wins where",
+        "Best methods for each α",
         "Every method at its best setting; colour is α, and the legend names the best. A filled marker is the best, or "
         "has an interval that reaches that of the best. Centralised training does not compete.",
         lambda m: m.varies("data.alpha") and m.runs["case"].nunique() >= MANY,

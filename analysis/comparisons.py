@@ -1,7 +1,7 @@
 """Which runs compete with which: conditions, tuned settings, seeds, and the best setting of each case.
 
 A *comparison* has one set of conditions (data, partition, model, rounds). In it every *case* (a method, or a variant of
-it) has tried some *settings* (learning rate, epochs, strength), each with some seeds. `tune.best` chooses the
+it) has tried some *settings* (learning rate, epochs, lambda), each with some seeds. `tune.best` chooses the
 best setting of a case, the same for sweeps and reports; what is a condition and what is tuned, the study says, and
 without one the section of a setting does.
 

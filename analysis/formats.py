@@ -273,7 +273,7 @@ def _best(table: pd.DataFrame, name: str, cells: Sequence[str]) -> frozenset[int
     best: set[int] = set()
     for contest in comparisons.groups(rows, conditions):
         known = contest.loc[contest[name].notna()]
-        if arrivals != name and arrivals in known:  # who gets there more often comes before who is sooner there
+        if arrivals != name and arrivals in known:  # more runs that reach it come first, then the earlier round
             known = known.loc[known[arrivals].eq(known[arrivals].max())]
         if len(contest) > 1 and len(known):
             winner = known.loc[known[name].agg(f"idx{direction}"), "text"]

@@ -83,7 +83,7 @@ def _probed(study: Study, run_id: str, name: str = PROBES) -> dict[str, NDArray[
 def _counts(settings: Mapping[str, Any]) -> NDArray[Any] | None:
     """Samples per client and class, on which it trains; None if the data are not here."""
     from fl_lightning.data.shares import class_counts
-    from fl_lightning.runs.config.run_config import configure  # torch: only who splits data again waits for it
+    from fl_lightning.runs.config.run_config import configure  # torch: imported where data are split again
     from fl_lightning.runs.problem import divided
 
     known = {key: value for key, value in settings.items() if value is not None and value == value}

@@ -87,7 +87,7 @@ def federate(
 
     Args:
         method: What is sent, learnt and aggregated.
-        problem: Model and data, and who holds which of them.
+        problem: Model, data, and the samples of each client.
         training: How clients train.
         federation: Rounds and participation.
         engine: How the training is carried out.

@@ -54,7 +54,7 @@ class Server(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """Who takes part in a round, and what the server knows about it.
+    """The clients of a round, and what the server knows about it.
 
     Attributes:
         round: r = 1, 2, ...
@@ -306,7 +306,7 @@ class HasEnsemble(ABC):
 
         Args:
             state: Of the server before the round.
-            cohort: Who took part.
+            cohort: The clients that took part.
             reports: What they sent.
         """
 

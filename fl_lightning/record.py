@@ -36,7 +36,7 @@ class RoundRecord(NamedTuple):
 
     Attributes:
         round: r = 1, 2, ...
-        cohort: Who took part.
+        cohort: The clients that took part.
         before: The server before the round.
         clients: The members of the cohort after training and before aggregation.
         reports: What they sent.

@@ -191,7 +191,7 @@ def require_samples_of_sgd(what: str, training: Training) -> None:
 
 @dataclass(frozen=True)
 class Federation:
-    """How many rounds, and who takes part in them.
+    """The number of rounds, and the clients in each.
 
     Attributes:
         rounds: Communication rounds (R).

@@ -150,7 +150,7 @@ CLAIMS = (
         federated.prior_and_product,
         rule=(
             "GA of the product with prior must be larger than that of the product alone, and of the prior alone (plain "
-            "average). Each seed takes the strength λ > 0 that is best for the other seeds, so that a choice does not "
+            "average). Each seed takes the λ > 0 that is best for the other seeds, so that a choice does not "
             "flatter. A λ that diverged for one seed is not chosen."
         ),
         changed=(

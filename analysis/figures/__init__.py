@@ -7,7 +7,7 @@
 | `curves_by_clients(rounds)`, `curves_by_alpha(rounds)` | learning curves by N, by alpha |
 | `over_epochs(runs)` | GA and LA over E and lambda |
 | `best_for_alpha(runs)` | best accuracy for each alpha |
-| `winners(runs)` | all methods for each alpha, with intervals: who wins where |
+| `winners(runs)` | all methods for each alpha, with intervals |
 | `global_against_local(runs)` | correlation of GA and LA |
 | `online_against_offline(rounds)`, `prior_and_product(rounds)` | ablations |
 | `precision_matrix(matrix)` | the precision of one client |

@@ -97,7 +97,7 @@ def over_hyperparameters(study: Study, keys: Sequence[str] = LEARNING) -> Pictur
 
 
 def over_epochs(study: Study, key: str = "training.epochs") -> Picture:
-    """GA and LA over the local epochs E; colour is the case, dash the strength lambda of its prior."""
+    """GA and LA over the local epochs E; colour is the case, dash the weight lambda of its prior loss."""
     if problem := lacking(study, key):
         return style.empty(problem, study)
     study, remarks = comparisons.largest(study)

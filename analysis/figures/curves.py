@@ -68,7 +68,7 @@ def online_against_offline(study: Study) -> Picture:
 
 
 def prior_and_product(study: Study) -> Picture:
-    """Product or average, each with and without the prior loss: dash is the strength lambda."""
+    """Product or average, each with and without the prior loss: dash is its weight lambda."""
     return _draw(study, "method.strength", (GA, LA), _rounds_axis)
 
 
@@ -78,7 +78,7 @@ def personal_curves(study: Study) -> Picture:
 
 
 def against_bytes(study: Study, by: str | None = None, metrics: Sequence[str] = (GA,)) -> Picture:
-    """Accuracy over what was sent in both directions by all clients: who sends twice as much arrives at half the x."""
+    """Accuracy over the communication of all clients, in both directions."""
     return _draw(study, by, metrics, _bytes_axis)
 
 

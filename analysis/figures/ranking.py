@@ -1,4 +1,4 @@
-"""Who wins where: all methods under every heterogeneity, each at its best setting, with intervals."""
+"""All methods under every heterogeneity, each at its best setting, with intervals."""
 
 from typing import Any
 

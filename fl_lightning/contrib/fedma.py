@@ -137,8 +137,8 @@ class FedMa(Method, OwnNetwork, CountsTraffic):
 
     def init(self, params: Params, num_clients: int) -> State:
         output = params[layers_of(params)[-1].bias]
-        nobody = Row(params, live_units(params), torch.zeros_like(output), output.new_zeros((), dtype=torch.long))
-        return State(params, 0, ClientMemory.blank(nobody))
+        blank = Row(params, live_units(params), torch.zeros_like(output), output.new_zeros((), dtype=torch.long))
+        return State(params, 0, ClientMemory.blank(blank))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         starts = [self._start(state, n) for n in cohort.members]

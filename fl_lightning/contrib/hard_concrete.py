@@ -86,7 +86,7 @@ class Gated(nn.Module):
 
     def _gate(self, parameter: Tensor) -> Tensor:
         log_odds = self.scale * parameter
-        # The slope goes through the clamp, or a gate that went beyond it would never come back.
+        # The gradient goes through the clamp, or a gate that went beyond it would never come back.
         log_odds = log_odds + (log_odds.clamp(-LARGEST, LARGEST) - log_odds).detach()
         return sampled(log_odds) if self.training else stretched(torch.sigmoid(log_odds))
 

@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
 
 class State(NamedTuple):
-    """The server's network, and who has which of its units."""
+    """The server's network, and the units of each client."""
 
     params: Params
     clients: ClientMemory[Row]

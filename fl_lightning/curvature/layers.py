@@ -69,7 +69,7 @@ class Recording(NamedTuple):
 def record(task: Task, weights: Weights, x: Tensor) -> Recording:
     """The plain layers of a network at work on these inputs, in the mode that the task's model is in.
 
-    Slopes at the layers follow by `torch.autograd.grad(..., [call.output for call in calls])`.
+    Gradients at the layers follow by `torch.autograd.grad(..., [call.output for call in calls])`.
     """
     plain = {name: layer for name, layer in trained_layers(task).items() if is_plain(layer)}
     with torch.enable_grad():
@@ -129,7 +129,7 @@ def input_rows(layer: Plain, inputs: Tensor) -> Tensor:
 
 
 def gradient_rows(layer: Plain, gradients: Tensor) -> Tensor:
-    """Slopes at a layer's outputs as a matrix, one row per place."""
+    """Gradients at a layer's outputs as a matrix, one row per place."""
     if isinstance(layer, nn.Conv2d):
         return gradients.flatten(2).transpose(1, 2).reshape(-1, gradients.shape[1])
     return gradients.reshape(-1, gradients.shape[-1])

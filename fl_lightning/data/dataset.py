@@ -38,7 +38,7 @@ class Dataset:
         mean: Per channel, subtracted from byte inputs after scaling them to [0, 1].
         std: Per channel, divides after that.
         augment: Name of the augmentation of training batches (`fl_lightning.data.augment`).
-        owners: Who a training sample belongs to by nature (a writer, a hospital): numbers 0 .. n - 1, or None if the
+        owners: The owner of each training sample by nature (a writer, a hospital): numbers 0 .. n - 1, or None if the
             data name no clients.
         validation: Indices of the training samples that belong to no client and serve only to choose settings, or None.
         client_tests: Indices of those samples of each client that are left out of training, because they are the

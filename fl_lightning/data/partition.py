@@ -1,4 +1,4 @@
-"""Who holds which training samples: seeded partitions of one labelled training set over N clients.
+"""The training samples of each client: seeded partitions of one labelled training set over N clients.
 
 Every sample of the (sub)set goes to exactly one client, for any number of classes. Counts are rounded by largest
 remainders, so that nothing is dropped. Clients may end up without data, unless `min_samples` forbids it.
@@ -182,7 +182,7 @@ def partition(labels: Tensor, split: Split, seed: int, owners: Tensor | None = N
         labels: Of the training set.
         split: How to divide it.
         seed: The run's seed.
-        owners: Who each sample belongs to by nature, numbers 0 .. n - 1, if the data say so.
+        owners: The owner of each sample by nature, numbers 0 .. n - 1, if the data say so.
 
     >>> parts = partition(torch.tensor([0, 0, 1, 1, 2, 2]), Split(clients=2, partition="iid"), seed=0)
     >>> [len(part) for part in parts], sorted(torch.cat(parts).tolist())
@@ -309,7 +309,7 @@ def in_use(labels: Tensor, split: Split) -> Array:
 
 
 def remaining_classes(labels: Tensor, split: Split) -> Tensor:
-    """Whether each sample is of a class that somebody has.
+    """Whether each sample is of a class that is in use.
 
     Raises:
         UserError: If a class does not exist, or none is left.

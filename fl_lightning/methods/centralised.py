@@ -38,7 +38,7 @@ class Centralised(Method, ServerData, CountsTraffic):
         return State(params)
 
     def gather(self, cohort: Cohort, data: Sequence[ClientData]) -> tuple[Cohort, Sequence[ClientData]]:
-        """The cohort's data as those of a single client; their order says nothing of who brought which."""
+        """The cohort's data as those of a single client; their order does not depend on the clients."""
         indices = torch.cat([data[n].indices for n in cohort.members]).sort().values
         alone = cohort._replace(
             members=(0,), weights=(1.0,), shares=(sum(cohort.shares),), epochs=(cohort.training.epochs,), num_clients=1

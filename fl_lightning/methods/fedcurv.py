@@ -5,7 +5,7 @@
     u_n        = diagonal empirical Fisher of L_n at theta_n        v_n = u_n theta_n
     U          = sum_j u_j        V = sum_j v_j        theta_S <- sum_n p_n theta_n
 
-The sums run over the clients of the previous round and are not divided by their number, so a good strength shrinks as
+The sums run over the clients of the previous round and are not divided by their number, so a good lambda shrinks as
 clients are added.
 
 Shoham, Avidov, Keren, Israel, Benditkis, Mor-Yosef, Zeitak: Overcoming Forgetting in Federated Learning on Non-IID
@@ -13,7 +13,7 @@ Data, NeurIPS Workshop on Federated Learning for Data Privacy and Confidentialit
 
 The authors published no code. Where others' code differs from the paper, we follow the paper:
 - the Fisher is summed over all samples; OpenFL's code overwrites it, so that only the last minibatch counts;
-- the pull is towards the other clients' models and has a gradient; the script in FOLA's repository pulls towards the
+- the penalty has its centre at the other clients' models, and a gradient; in FOLA's repository the centre is the
   server's model with a penalty built from detached tensors, which therefore does nothing;
 - clients send theta_n and u_n, and the server forms v_n: the paper sends v_n too, which is not needed.
 """
@@ -176,7 +176,7 @@ class FedCurv(Method):
         if next(others, None) is None:
             left = (zip_map(torch.sub, total, clients[n].fisher) for n in cohort.members)
             largest = max(float(flatten(one).max()) for one in left)
-        else:  # it is pulled by at most the whole sum, of terms that are not negative
+        else:  # its penalty has at most the whole sum, of terms that are not negative
             largest = float(flatten(total).max())
         return {"prior_stability": 2 * cohort.training.lr * self.strength * largest}
 
@@ -186,6 +186,6 @@ class FedCurv(Method):
 
 
 def _nothing(params: Params) -> tuple[ClientMemory[ClientTerms], RunningTotal[ClientTerms]]:
-    """The memory before anybody has sent anything, and its sum."""
+    """The memory before the first round, and its sum."""
     row = ClientTerms(zeros(params), zeros(params))
     return ClientMemory.blank(row), RunningTotal.without_rows(row)

@@ -14,7 +14,7 @@ minimum of the objective. Until then the server steps further than the mean: in 
 A client remembers s_n = g_n / alpha, which is minus the sum of its own steps, and the server h / alpha.
 
 Where published codes differ:
-- for an objective weighted by samples, the published code keeps plain means and gives client n the strength
+- for an objective weighted by samples, the published code keeps plain means and gives client n the weight
   alpha / (N q_n). The minimum is the same, but the penalty depends on what others have, and a client with few samples
   feels one so strong that its steps overshoot (with a hundredth of the mean size, a hundred times as strong);
 - the published code trains from x and tests the mean of the clients' models instead (`measured mean`); that is the

@@ -263,11 +263,11 @@ class FedFisher(FolaExtended):
 
     Jhunjhunwala, Wang, Joshi: FedFisher: Leveraging Fisher Information for One-Shot Federated Learning, AISTATS 2024.
 
-    A preset of `fola_extended`: Kronecker factors G_n of slopes and A_n of inputs at the end of training, without prior
-    loss and memory; the diagonal variant of the paper is `fisher_merging`. Solved exactly by conjugate gradients; the
-    published code takes 2,000 steps of an Adam-like iteration and chooses among them by accuracy on 500 pooled training
-    samples. It also aggregates outside the loop over rounds, so that more rounds train again from the same model, and
-    has one partition for all seeds.
+    A preset of `fola_extended`: Kronecker factors G_n of gradients and A_n of inputs at the end of training, without
+    prior loss and memory; the diagonal variant of the paper is `fisher_merging`. Solved exactly by conjugate gradients;
+    the published code takes 2,000 steps of an Adam-like iteration and chooses among them by accuracy on 500 pooled
+    training samples. It also aggregates outside the loop over rounds, so that more rounds train again from the same
+    model, and has one partition for all seeds.
     """
 
     display_name: ClassVar[str] = "FedFisher"

@@ -262,7 +262,7 @@ class _NoTrainer:
             raise AttributeError(asked)
         if self._evaluated:
             raise UserError(
-                f"{self._evaluated} asks its Trainer for {asked}, but the aggregated model is judged after a round, "
+                f"{self._evaluated} asks its Trainer for {asked}, but the aggregated model is evaluated after a round, "
                 "when no Trainer is at work; log there only what follows from weights and batch"
             )
         raise UserError(

@@ -85,7 +85,7 @@ class Task:
         """The task whose model is made from this one's, at its initial weights; made once for each owner.
 
         Args:
-            owner: Who asks, such as a method with its settings.
+            owner: The asking part, such as a method with its settings.
             network: Makes the module that is really trained from a copy of the model; the same every time.
         """
         if owner not in self._networks:

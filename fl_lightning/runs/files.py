@@ -39,7 +39,7 @@ def write(
         write_atomically(path, content.encode())
     files += write_tables(history, folder)
     if pictures:
-        from fl_lightning.runs.plotting import run_figures as draw  # matplotlib: only who draws waits for it
+        from fl_lightning.runs.plotting import run_figures as draw  # matplotlib: only drawing waits for it
 
         figure = draw.partition(counts, f"{title}: samples per client and class")
         files.append(draw.save(figure, folder / "partition.png"))

@@ -104,7 +104,7 @@ def conclude(config: RunConfig, now: Situation, folder: Path, pictures: bool = T
     np.savez_compressed(content, allow_pickle=False, **findings.arrays)
     write_atomically(folder / ARRAYS, content.getvalue())
     if pictures:
-        from fl_lightning.runs.plotting import run_figures as draw  # matplotlib: only who draws waits for it
+        from fl_lightning.runs.plotting import run_figures as draw  # matplotlib: only drawing waits for it
 
         draw.save(draw.uncertainty(findings.arrays, findings.metrics), folder / PICTURE)
     return numbers | findings.metrics

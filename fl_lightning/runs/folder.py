@@ -1,4 +1,4 @@
-"""The folder of a run: where it lies, who may write to it, and the result in it."""
+"""The folder of a run: its place, its lock, and the result in it."""
 
 import functools
 import shutil
@@ -182,7 +182,7 @@ def left_of_result(config: RunConfig, out: Path) -> list[Measurement]:
 
 def in_tables(folder: Path) -> list[Measurement]:
     """The rounds in the tables of a run that has ended."""
-    from fl_lightning.runs.files import read_tables  # pandas: only who needs it waits for it
+    from fl_lightning.runs.files import read_tables  # pandas: imported where it is needed
 
     return read_tables(folder)
 

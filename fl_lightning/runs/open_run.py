@@ -40,7 +40,7 @@ class RunOptions(NamedTuple):
         checkpoint: Whether the server's state stays on disk when the run has finished.
         model: Whether the final model is kept as a state dict, in the folder and in MLflow.
         fresh: Forget what an earlier process has done for this configuration.
-        workers: Who trains the clients.
+        workers: The executor.
         stop: When it need not go on. With another rule, or none, the run goes on where this one has stopped.
     """
 
@@ -104,7 +104,7 @@ class OpenRun:
 
     def finish(self) -> None:
         """Write down that the run has ended: tables and pictures, the result, which makes it finished, and MLflow."""
-        from fl_lightning.runs import files  # pandas and matplotlib: only who runs waits for them
+        from fl_lightning.runs import files  # pandas and matplotlib: only runs wait for them
 
         rounds, stop = self._config.federation.rounds, self._options.stop
         cut = None if stop is None or len(self.history) == rounds else up_to(self._result(), stop, rounds)

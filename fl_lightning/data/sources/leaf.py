@@ -2,7 +2,7 @@
 
 Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018. A file holds `users`, `num_samples`, `user_data` by
 user with lists `x` and `y`, and perhaps `hierarchies`, which is skipped. LEAF's split by samples leaves users in
-`user_data` who have no samples and are not among `users`; they are skipped, too.
+`user_data` that have no samples and are not among `users`; they are skipped, too.
 """
 
 import json

@@ -298,7 +298,7 @@ def _features(name: str, column: "pd.Series[Any]", train: Array, without: str) -
 
 
 def _described(name: str, column: "pd.Series[Any]", train: Array) -> Column:
-    """How a column becomes features, for those who bring other rows."""
+    """How a column becomes features, for use on other rows."""
     if column.dtype.kind not in "biuf":
         return Column(name, values=tuple(_numbered(column)[0]))
     values = column.to_numpy(np.float64)[train]

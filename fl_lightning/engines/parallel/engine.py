@@ -2,7 +2,7 @@
 
 What decides a client's bits goes with it: its batches and noise are keyed by seed, round and client, clients that are
 trained at once stay together, and sums over clients are formed by the driver in the order of their ids. So it does not
-matter how many workers there are, who trains whom, and who dies on the way.
+matter how many workers there are, which clients each trains, and which workers die.
 
 Clients are handed out longest first, so that nothing waits for one at the end. Short ones go together, because every
 call costs about a millisecond; but never more of them than a worker may lose.

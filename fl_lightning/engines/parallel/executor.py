@@ -1,4 +1,4 @@
-"""Who trains the clients of a run: this process, or so many workers; `auto` takes all cores."""
+"""The executor of a run: this process, or so many workers; `auto` takes all cores."""
 
 import sys
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def executing(engine: Engine, executor: Executor, clients: int, threads: int = 1
 
     Args:
         engine: How a client is trained.
-        executor: Who trains.
+        executor: The executor.
         clients: Of a round; 0 if no round is left.
         threads: Of torch in each worker.
     """

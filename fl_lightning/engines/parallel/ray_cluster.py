@@ -113,7 +113,7 @@ Node = dict[str, Any]
 
 @contextmanager
 def connected(address: str | None, resources: Resources) -> Iterator[list[Node]]:
-    """Connect to a cluster, or start one, and show its nodes; who is connected already only looks at them.
+    """Connect to a cluster, or start one, and show its nodes; with a connection it only shows them.
 
     Args:
         address: Of an existing cluster (`auto`: the one this machine belongs to); None starts a local one.

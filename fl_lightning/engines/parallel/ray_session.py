@@ -68,7 +68,7 @@ def end_process(number: int, born: str) -> bool:
         return False
     try:
         process = os.pidfd_open(number)  # from here on the number means this very process
-    except (OSError, AttributeError, OverflowError):  # it has ended, or this is no Linux
+    except (OSError, AttributeError, OverflowError):  # it has ended, or the system is not Linux
         return False
     try:
         if birth(number) != born or (PROC / str(number)).stat().st_uid != os.getuid():
@@ -120,11 +120,11 @@ def session() -> Iterator[Path]:
 def started_for(folder: Path) -> Iterator[int]:
     """Ray's servers and workers of this session, and their children, whether or not they have got onto the list.
 
-    They name the folder in their command and carry it in their environment, also when who has started them is gone.
+    They name the folder in their command and carry it in their environment, also after the process that started them.
     """
     mark = f"{VARIABLE}={folder}".encode()
     for number in all_processes():
-        with suppress(OSError):  # it has just ended, or is somebody else's
+        with suppress(OSError):  # it has just ended, or belongs to another user
             named, given = (Path(f"/proc/{number}/{file}").read_bytes() for file in ("cmdline", "environ"))
             if str(folder).encode() in named and mark in given.split(b"\0"):
                 yield number
@@ -158,7 +158,7 @@ def sweep_up() -> None:
         with suppress(filelock.Timeout, OSError, NotImplementedError):  # its driver lives, or it cannot be read
             look = folder.lstat()
             if not stat.S_ISDIR(look.st_mode) or look.st_uid != os.getuid() or look.st_mode & 0o022:
-                continue  # another user's, or open to others, who may have written what is in it
+                continue  # another user's, or writable by others
             if not (folder / OWNER).exists() and time.time() - look.st_mtime < MAKING_SECONDS:
                 continue  # another driver is just making it
             with filelock.FileLock(folder / OWNER, timeout=0):

@@ -75,7 +75,7 @@ class Path(NamedTuple):
 
 
 def check(who: str, training: Training) -> None:
-    """Raise `UserError` for optimisers along whose path (x - y_n) / (K_n lr) is no mean gradient."""
+    """Raise `UserError` for optimisers along whose path (x - y_n) / (K_n lr) is not a mean gradient."""
     require_sgd(training, f"{who} takes mean gradients from plain SGD")
     require(
         training.momentum == 0,

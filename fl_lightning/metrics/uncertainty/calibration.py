@@ -6,7 +6,8 @@
     adaptive ECE: the same with bins of equally many samples (Nguyen and O'Connor 2015)
     class-wise ECE: mean over classes k of the same for p_k against 1[y = k] (Kull et al. 2019)
 
-All in float64. Published numbers differ in the number of bins (15 here, 100 and 10 elsewhere) and in who owns the
+All in float64. Published numbers differ in the number of bins (15 here, 100 and 10 elsewhere) and in the bin that has
+the
 edges: torchmetrics 1.9 has [lo, hi) and puts a confidence of exactly 1, common in float32, into a 16th bin of its own.
 
 Whether uncertainty sorts: errors from hits (risk and coverage), strange inputs from known ones.

@@ -72,6 +72,6 @@ class Uncertainty:
         )
         require(
             self.slopes == "exact" or self.source == "final_round",
-            f"uncertainty.slopes {self.slopes} goes with the source final_round, got {self.source}, whose slopes are "
-            "the method's; leave one out",
+            f"uncertainty.slopes {self.slopes} goes with the source final_round, got {self.source}, whose gradients "
+            "are the method's; leave one out",
         )
