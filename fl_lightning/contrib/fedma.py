@@ -108,7 +108,7 @@ class FedMa(Method, OwnNetwork, CountsTraffic):
     Attributes:
         sigma: Variance of a client's weights around the server's.
         sigma0: Variance of the server's weights around their prior mean; the smaller, the more they shrink.
-        gamma: How many units there are: small values force matches, large ones make new units.
+        gamma: Controls the number of units: small values force matches, large ones make new units.
         sweeps: How often every client is matched anew, given all others.
         own_init: Whether every client begins with random weights of its own instead of common ones.
         growth: Room for units of the server, as a multiple of a client's; at most 700, unless a client has more.

@@ -101,7 +101,7 @@ class Pfnm(Method, OwnNetwork, CountsTraffic):
     Attributes:
         sigma: Variance of a client's weights around the server's.
         sigma0: Variance of the server's weights around their prior mean; the smaller, the more they shrink.
-        gamma: How many units there are: small values force matches, large ones make new units.
+        gamma: Controls the number of units: small values force matches, large ones make new units.
         sweeps: How often every client is matched anew, given all others.
         absent: Weights to units that a client does not have: zero counts them as observed zeros, missing leaves them
             out.

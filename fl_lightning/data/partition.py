@@ -68,8 +68,8 @@ class Split:
     """How the training set is divided among the clients.
 
     Attributes:
-        clients: Number of clients (N). For the partition "natural" it is the number of owners in the data: the default
-            takes it by itself, another number must be it.
+        clients: Number of clients (N). With the partition "natural" the default takes the number of owners in the data;
+            any other value must equal it.
         partition: "dirichlet": each class is spread over the clients by a draw from Dir(alpha); sizes differ too.
             "dirichlet_balanced": the same, but a client that holds its fair share gets no further class.
             "dirichlet_per_client": each client mixes the classes by its own draw from Dir(alpha), alpha for each class
@@ -101,7 +101,7 @@ class Split:
             turned by an angle of its own, evenly spread from -skew_strength to skew_strength degrees.
         drop_classes: Classes left out everywhere: neither clients nor server train on them, their test samples are not
             part of the test set, but out-of-distribution inputs (uncertainty.ood dropped_classes).
-        skew_strength: How much, for feature_skew alone. For noise in units of the inputs, where bytes count as 0 to 1;
+        skew_strength: Amount of feature_skew: for noise in units of the inputs, where bytes count as 0 to 1;
             for rotation in degrees.
         client_test: Share of every client's samples that becomes its own test set, left out of training: rounded,
             with the client's mixture of classes, taken after partitioning; one sample at least stays for training.

@@ -71,7 +71,7 @@ class BayesADMM(Method, HasPosterior):
         rho: Weight of the KL term towards the server's posterior; null is 1 / clients, exact for Gaussian likelihoods.
         damping: Share of a dual's step that is made.
         prior: Precision of the prior around the initial weights (delta_0), in units of a posterior over all samples.
-        temperature: Of the likelihood: curvatures are divided by it (T).
+        temperature: Temperature of the likelihood (T): curvatures are divided by it.
         curvature_start: IVON's curvature per sample before it has learnt any (h_0).
         gradient_decay: IVON's decay of the gradient's moving average (b1).
         curvature_decay: IVON's decay of the curvature's moving average (b2).

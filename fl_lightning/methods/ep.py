@@ -151,13 +151,13 @@ class EP(Method, ObservesPath, HasPosterior):
             less the client's share (sep) or as it is (adf).
         damping: Share of a factor's change that is made (rho); null is 1 / clients in the round, as PVI and FedEP have.
         prior: Precision of the prior around the initial weights (delta_0), in units of a posterior over all samples.
-        temperature: Of the likelihood: curvatures are divided by it (T).
+        temperature: Temperature of the likelihood (T): curvatures are divided by it.
         prior_step: How a step follows the cavity's gradient: implicit is stable however large it is, explicit is
             plain SGD.
         curvature: Laplace's Fisher at the end of training, or the mean along its path: a client that fits its few
             classes has hardly any curvature at the end.
         floor: Added to laplace's curvature, relative to its mean over all parameters; 0 is the plain Fisher.
-        scale: Curvature per sample of identity, and what samples are shrunk towards.
+        scale: Curvature per sample of identity, and the value that samples are shrunk towards.
         burn_in: Epochs before the first of the samples.
         shrinkage: How far the variance of the samples is trusted against identity's (as FedPA's rho); 0 is identity.
         curvature_start: IVON's curvature per sample before it has learnt any (h_0).

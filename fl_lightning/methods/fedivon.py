@@ -59,7 +59,7 @@ class FedIvon(Method, HasPosterior):
 
     Attributes:
         prior: Precision of the prior around zero, per sample (delta): IVON's weight decay.
-        temperature: Of the likelihood: a client counts m_n / T samples.
+        temperature: Temperature of the likelihood (T): a client counts m_n / T samples.
         curvature_start: IVON's curvature per sample before the first round (h_0).
         gradient_decay: IVON's decay of the gradient's moving average (b1).
         curvature_decay: IVON's decay of the curvature's moving average (b2).

@@ -59,8 +59,8 @@ class FedLap(Method):
     """Laplace with fixed covariance: clients hold shares of the model, which the server adds to the prior's mean.
 
     Attributes:
-        strength: Precision of the prior (delta), against the sum over all samples: clients feel delta / m_n. The
-            authors have 1 on MNIST and 20 on CIFAR-10.
+        strength: Precision of the prior (delta), against the sum over all samples: a client's weight is delta / m_n.
+            The authors have 1 on MNIST and 20 on CIFAR-10.
         damping: How much of its step a client's share takes (rho); null is 1/|S|, one over the clients of the round.
     """
 

@@ -220,12 +220,12 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
         round_scaling: Lambda_n = F/r + (r-1)/r Lambda_S (paper), or F + Lambda_S with 1/r in the prior loss (code).
         detached_prior: Emulate the published code, whose prior loss has no gradient.
         cavity: From round 2 on, correct each client by what the others' losses do and its own does not, and average.
-        cavity_limit: How many times as far from the mean as the others' a client's control variate may be; null sets no
-            limit.
+        cavity_limit: Largest distance of a client's control variate from the mean, in units of the others' distances;
+            null sets no limit.
         trust: How far from the average a product may go, in units of the clients' own distances from it; null is any
             distance.
-        backtracking: Whether a client that ends a round with a higher loss (prior and cavity included) than it began
-            with goes back by halves; two more forward passes over its data, up to eight if it goes back.
+        backtracking: Whether a client whose loss (prior and cavity included) rose in a round goes back by halves; two
+            more forward passes over its data, up to eight if it goes back.
     """
 
     display_name: ClassVar[str] = "FOLA extended"

@@ -30,7 +30,7 @@ class Function(Source):
         test_share: Share of every class that becomes the test set, where a dict has none; the same for every seed.
         augment: Augmentation of training images that are bytes, unless load() returns a Dataset that names one.
             none; standard: random crop and flip; paper: crop, flip, AutoAugment and Cutout.
-        task: What the targets are, unless load() returns a Dataset, which says it: classification, binary, multilabel,
+        task: What the targets are, unless load() returns a Dataset, which names it: classification, binary, multilabel,
             regression or tokens, as for --data arrays. auto tells them by type and shape.
         noise: Standard deviation of the targets of a regression around the model.
     """

@@ -236,7 +236,7 @@ class Leaf(Source):
             have 62 classes; texts are 80 characters and the class is the next one; tweets become words.
         test_share: Share of every class that becomes the test set, where LEAF has split off none; the same for every
             seed.
-        words: Of a tweet: longer ones are cut off, shorter ones padded with 0.
+        words: Words of a tweet: longer ones are cut off, shorter ones padded with 0.
         vocabulary: How many different words of tweets there are, the most frequent ones of the training data; 0 stands
             for no word and 1 for any other.
     """

@@ -39,9 +39,9 @@ class Table(Source):
             height,weight, are the targets of a regression or the labels of a multilabel task.
         client: Column that names whom a row belongs to, null if there is none. With it data.partition is natural,
             unless another one is given.
-        split: Column that says train or test for each row; null takes a test share.
+        split: Column with train or test in each row; null takes a test share.
         drop: Columns to leave out, such as [patient_id].
-        test_share: Share of every class that becomes the test set, where no column says; the same for every seed.
+        test_share: Share of every class that becomes the test set, where no column names it; the same for every seed.
         task: What the label is: classification, binary, multilabel (several columns of 0 and 1) or regression. auto
             takes a column of fractions for a regression, several columns of 0 and 1 for labels, all else for classes.
             Targets of a regression are standardised by the training rows, as features are: RMSE and noise are in units
