@@ -1,4 +1,4 @@
-"""One page that tells what runs have shown: a summary in words, all figures and tables they allow, how to repeat it.
+"""One page of results: a summary in words, all figures and tables they allow, how to repeat it.
 
 The page holds everything it needs and asks no network. Beside it lie the figures as SVG, PDF and PNG, the tables as CSV
 and LaTeX, and the paper's claims that the runs can check as Markdown.

@@ -48,7 +48,7 @@ Array = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A mean and how far it can be trusted.
+    """A mean and its interval.
 
     Attributes:
         mean: Of the values; NaN if there are none.

@@ -1,4 +1,4 @@
-"""What Ray tells the driver of its trials: how far they are, which runs have failed, and which trials have crashed."""
+"""What Ray reports of trials: how far they are, which runs have failed, and which trials have crashed."""
 
 import pickle
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tune.status import Crash, Status, Watch
 
 
 class Reporter(ray.tune.Callback):
-    """Tells how far the trials are.
+    """Shows how far the trials are.
 
     Args:
         watch: Is shown how far they are.
@@ -57,6 +57,6 @@ def _why(trial: Any) -> str:
     if isinstance(error, RayTaskError):
         return f"{type(error.cause).__name__}: {error.cause}"
     return (
-        f"its process died {trial.num_failures} times (a segmentation fault of a plug-in, want of memory, a lost "
+        f"its process died {trial.num_failures} times (a segmentation fault of a plug-in, lack of memory, a lost "
         "node); the same command tries it again"
     )

@@ -1,4 +1,4 @@
-"""How far a sweep is, as its trials tell it and its progress line shows it."""
+"""How far a sweep is, as its trials report it and its progress line shows it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ class Status(NamedTuple):
         finished: Runs that have ended, those of earlier sweeps included.
         total: All runs.
         best: The largest value of the metric at the end of a run.
-        rounds: Rounds that are known of the runs of this sweep; they tell of life where runs last for hours.
+        rounds: Rounds that are known of the runs of this sweep; they show progress where runs last for hours.
     """
 
     finished: int

@@ -69,7 +69,7 @@ class Trial(ray.tune.Trainable):
         """Nothing: the next process reads what the runs have left."""
 
     def cleanup(self) -> None:
-        """Ray wants no more of it: runs that have not ended are recorded as stopped."""
+        """Ray has ended the trial: its unfinished runs are recorded as stopped."""
         self._close()
         if self._pool is not None:
             self._pool.close()

@@ -124,7 +124,7 @@ CLAIMS = (
         federated.steadiness,
         rule=(
             "For every N, the falls of GA from one round to the next, added up after round 3, must be smaller online "
-            "than offline. Three rounds or fewer cannot tell."
+            "than offline. Three rounds or fewer are too few."
         ),
         changed=(
             "Falls were first counted over all rounds, which gave a no for N = 5 and N = 10. Round 3 was chosen after "

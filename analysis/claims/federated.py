@@ -168,7 +168,7 @@ def against_the_best(text: str, one: Outcomes, rivals: Mapping[str, Outcomes]) -
     ]
     if not found:
         return unknown(text, "no other method has ended on the same seeds")
-    return weakest([one for one in found if one.seeds > 1] or found)  # one seed tells nothing where others have more
+    return weakest([one for one in found if one.seeds > 1] or found)  # one seed decides nothing where others have more
 
 
 def every_alpha(part: Study) -> Finding:

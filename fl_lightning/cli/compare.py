@@ -154,12 +154,12 @@ def draw(outcomes: Sequence["CellOutcome"], path: Path) -> Path | None:
 
 
 def as_study(outcomes: Sequence["CellOutcome"]) -> "Study":
-    """The comparison as tables and figures want it."""
+    """The comparison as tables and figures take it."""
     from analysis.runs import of_results
 
     return of_results((outcome.cell.case, *run) for outcome in outcomes for run in outcome.runs)
 
 
 def _store(out: Path) -> list[str | Path]:
-    """Where a report finds the runs, if it is not where it looks by itself."""
+    """The flag with which a report finds the runs; empty in the default place."""
     return [] if is_server(store_uri(out)) or out == Path("runs") else ["--runs", out]

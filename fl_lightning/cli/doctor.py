@@ -35,7 +35,7 @@ ROUNDING = 1e-4
 
 
 class Finding(NamedTuple):
-    """What was looked at, what was found, and what to do; no remedy where nothing is amiss."""
+    """A check, its result, and what to do; the remedy is empty where all is well."""
 
     what: str
     found: str
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what is found as it is found; 1 if anything is amiss."""
+    """Print each finding at once; 1 if anything needs a remedy."""
     parser = CommandParser(
         prog="fl-lightning doctor",
         description=__doc__,

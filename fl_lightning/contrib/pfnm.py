@@ -78,7 +78,7 @@ class State(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The client's network, and how many samples of each class it has, which tells the server about its data."""
+    """The client's network, and how many samples of each class it has, which the server learns about its data."""
 
     params: Params
     counts: Tensor

@@ -38,7 +38,7 @@ LARGEST_POPULARITY = 10
 
 
 class Prior(NamedTuple):
-    """What is believed of a unit before any client has shown one.
+    """The prior of a unit, before any client has shown one.
 
     Attributes:
         mean: mu_0, one value per coordinate.
@@ -90,7 +90,7 @@ def match(clients: Sequence[Units], prior: Prior, sweeps: int, stream: torch.Gen
 
     Args:
         clients: Their units, in float64.
-        prior: What is believed of units.
+        prior: The prior of units.
         sweeps: How often every client is assigned anew.
         stream: For the order of the clients in a sweep.
     """

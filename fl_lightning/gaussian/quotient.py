@@ -1,4 +1,4 @@
-"""A diagonal Gaussian with one of its factors taken out: what all others believe, EP's cavity.
+"""A diagonal Gaussian with one of its factors taken out: EP's cavity.
 
 A factor is a Gaussian function of the parameters up to a constant, of offsets from a common point x_0:
 t(theta) = exp(<v, theta - x_0> - 1/2 (theta - x_0)^T V (theta - x_0)). V may be negative: a factor is not always a

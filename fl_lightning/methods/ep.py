@@ -1,7 +1,7 @@
 """Expectation propagation: the posterior is a product of Gaussian factors, one per client, each made anew in turn.
 
     q_S = N(mu_S, S_S^-1) ~ N(x_0, 1/prior) prod_n t_n          t_n: moment v_n, diagonal precision V_n; both start at 0
-    cavity     C_n = S_S - V_n,   c_n = mu_S + C_n^-1 (V_n (mu_S - x_0) - v_n)         what all others believe
+    cavity     C_n = S_S - V_n,   c_n = mu_S + C_n^-1 (V_n (mu_S - x_0) - v_n)         the prior and all other factors
     client     minimises L_n(theta) + (T / 2 m_n) (theta - c_n)^T C_n (theta - c_n) from mu_S, and finds y_n
     tilted     N(y_n, P_n^-1),   P_n = C_n + H_n                  H_n: curvature of the client's m_n samples, over T
     factors    V_n += rho (P_n - S_S),   v_n += rho (P_n (y_n - x_0) - S_S (mu_S - x_0))
@@ -159,7 +159,7 @@ class EP(Method, ObservesPath, HasPosterior):
         floor: Added to laplace's curvature, relative to its mean over all parameters; 0 is the plain Fisher.
         scale: Curvature per sample of identity, and the value that samples are shrunk towards.
         burn_in: Epochs before the first of the samples.
-        shrinkage: How far the variance of the samples is trusted against identity's (as FedPA's rho); 0 is identity.
+        shrinkage: Weight of the samples' variance against identity's (as FedPA's rho); 0 is identity.
         curvature_start: IVON's curvature per sample before it has learnt any (h_0).
         gradient_decay: IVON's decay of the gradient's moving average (b1).
         curvature_decay: IVON's decay of the curvature's moving average (b2).

@@ -81,7 +81,7 @@ class FedOpt(Method):
         optimiser: Optimiser of the server. sgd has one step size for all parameters, the others one for each: a
             parameter that clients change little steps as far as one that they change much.
         server_lr: Step size of the server (eta_s). For sgd 1 takes the mean of the models. For the others it is about
-            how far a weight moves in a round, so that it wants tuning together with training.lr.
+            how far a weight moves in a round, so tune it together with training.lr.
         server_momentum: Decay rate of the momentum (beta_1); 0 switches it off.
         beta2: Decay rate of the squared updates in adam and yogi (beta_2).
         tau: Degree of adaptivity (tau): parameters whose updates are much smaller step in proportion to them, as with

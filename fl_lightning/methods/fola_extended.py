@@ -48,7 +48,7 @@ does. With control variates c_n and c = sum_n q_n c_n (`control_variates.py`), t
     c_n       <- (1/K_n) sum_t g_t                       limited, see `control_variates.limited`
     mu_S      <- mu_S + sum_n p_n (mu_n - mu_S)          r > 1; in round 1 the product
 
-Each client then aims at the optimum of all: precisions, which say whose optimum to believe where, weigh the models in
+Each client then aims at the optimum of all: precisions, which weigh the clients' own optima, act on the models in
 round 1 alone. On quadratic losses the optimum of all, with its gradients, is a fixed point for every lambda, which it
 is not without the cavity. With strength 0 the path says what c_n is, c_n - c + (mu_S - mu_n) / (K_n lr), and with
 aggregation average and no limit this is SCAFFOLD.

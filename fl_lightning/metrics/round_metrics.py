@@ -3,7 +3,7 @@
 GA is the test accuracy of the aggregated model. LA = sum_n p_n (accuracy of client n's model on the global test set),
 after local training and before aggregation; with all clients taking part, p_n = pi_n. Of tasks other than
 classification, the metric of the likelihood stands for accuracy, such as R2, and others (RMSE, F1) go by their names.
-NLL, Brier and ECE say how far the aggregated model's probabilities can be trusted
+NLL, Brier and ECE measure the calibration of the aggregated model's probabilities
 (`metrics.uncertainty.calibration`); without classes they are left out. GA_validation is the accuracy
 of the aggregated model on training samples that belong to no client (`data.validation`), if there are any. AE and LF
 are the distances from a reference posterior for which GA and LA stand; see `fl_lightning.metrics.reference`. PA is the

@@ -33,7 +33,7 @@ HOOKS = (
 
 
 def user_step(module: nn.Module) -> "UserStep | None":
-    """What a LightningModule does by itself; None of a plain network, or of one without a `training_step`."""
+    """The training of a LightningModule; None of a plain network, or of one without a `training_step`."""
     cls: Any = type(module)
     base = _lightning_base(cls)
     if base is None or cls.training_step is base.training_step:
@@ -238,7 +238,7 @@ class _Logs:
 
 
 class _Steps(nn.Module):
-    """A module whose forward is one of the user's steps, as torch.func wants it."""
+    """A module whose forward is one of the user's steps, as torch.func takes it."""
 
     def __init__(self, step: UserStep) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ class Task:
         mixed: The shorter type in which training computes the network (bfloat16 or float16), if it does.
 
     Attributes:
-        step: What a LightningModule does by itself: its `training_step` is then the loss. None of other networks.
+        step: The training of a LightningModule: its `training_step` is then the loss. None of other networks.
     """
 
     def __init__(

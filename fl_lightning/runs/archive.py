@@ -69,7 +69,7 @@ def pack(folders: Iterable[Path], file: Path) -> int:
 
 
 def unpack(file: Path, out: Path) -> Unpacked:
-    """Put the runs of an archive beside those that are here, and tell the store of them.
+    """Put the runs of an archive beside those that are here, and add them to the store.
 
     A run that has ended here stays as it is. All entries are looked at before the first is written.
 

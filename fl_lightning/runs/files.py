@@ -63,7 +63,7 @@ def write_tables(history: Sequence[Measurement], folder: Path) -> list[Path]:
 def read_tables(folder: Path) -> list[Measurement]:
     """All that was measured, from the tables; nothing if they are damaged, another run's, or without a checksum.
 
-    What is NaN in them is left out: a table does not tell it from what was not measured.
+    What is NaN in them is left out: a table shows both as not measured.
     """
     try:
         rounds, content = pd.read_parquet(folder / ROUNDS), (folder / CLIENTS).read_bytes()

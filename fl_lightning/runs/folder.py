@@ -155,7 +155,7 @@ def up_to(result: Result, stop: Stop, rounds: int) -> Result | None:
 
 
 def latest(config: RunConfig, out: Path) -> Result | None:
-    """How this run ended, or where it was stopped; None if it never came to an end, or its other files have to tell."""
+    """How this run ended, or where it was stopped; None if it never came to an end, or only other files show it."""
     folder = folder_of(config, out)
     try:
         return _read_result(folder, identity(config))

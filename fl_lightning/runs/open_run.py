@@ -138,7 +138,7 @@ class OpenRun:
                 self._mlflow.close(self._account("KILLED" if isinstance(reason, KeyboardInterrupt) else "FAILED"))
 
     def _conclude(self, status: str) -> None:
-        """Save how the run ended, then tell MLflow: whatever happens between the two, nothing is computed again."""
+        """Save how the run ended, then update MLflow: whatever happens between the two, nothing is computed again."""
         result = self._result()
         rounds_file.write(self.folder, self._identity, self.history)
         write_result(result)

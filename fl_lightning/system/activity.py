@@ -19,7 +19,7 @@ _notes: ContextVar[bool] = ContextVar("notes", default=True)
 
 
 def say(text: str) -> None:
-    """Tell the listener, if there is one, what is being done.
+    """Show what is being done, where messages are shown.
 
     >>> heard = []
     >>> with heard_by(heard.append):
@@ -45,7 +45,7 @@ def note(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Tell the user, on the error stream, what must not be missed; a progress bar stays whole."""
+    """Print an important line on the error stream; a progress bar stays whole."""
     tqdm.write(f"fl-lightning: {text}", file=sys.stderr)
 
 
@@ -53,12 +53,12 @@ def warn(text: str) -> None:
 def heard_by(
     listener: Callable[[str], None], notes: bool = True, waiting: Callable[[str], None] | None = None
 ) -> Iterator[None]:
-    """Let this function hear what is said in the block; notes go to the error stream, unless they are not wanted.
+    """Send the messages of the block to this function; notes go to the error stream, unless they are switched off.
 
     Args:
-        listener: Hears what is being computed.
+        listener: Receives what is being computed.
         notes: Whether notes are wanted.
-        waiting: Hears what is waited for before that; by default the listener does.
+        waiting: Receives what is waited for before that; by default the listener does.
     """
     token, other, mode = _listener.set(listener), _waiting.set(waiting or listener), _notes.set(notes)
     try:

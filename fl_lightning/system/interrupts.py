@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, heard once and for all.
+"""Ctrl-C and SIGTERM, handled once for all.
 
 Python drops a KeyboardInterrupt that arrives inside a garbage-collection callback or beside a fork; Ray replaces the
 handler of SIGTERM; and a batch system or `timeout` that sends SIGTERM means what Ctrl-C means: stop now, and keep what
@@ -62,7 +62,7 @@ def restore() -> None:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt if one was requested and has not been heard."""
+    """Raise KeyboardInterrupt if one was requested and has not been raised yet."""
     if _pending.is_set():
         _pending.clear()
         raise KeyboardInterrupt

@@ -63,7 +63,7 @@ LONGEST = 200
 
 
 def metric_name(given: str) -> str:
-    """A user's name for a metric as every store takes it: what is refused somewhere becomes an underscore.
+    """A user's name for a metric as every store takes it: a character that any store refuses becomes an underscore.
 
     >>> metric_name("val/loss (mean)"), metric_name("odd (1)"), metric_name("/acc@5/"), metric_name("val/my loss")
     ('val/loss_mean', 'odd_1', 'acc_5', 'val/my loss')

@@ -388,7 +388,7 @@ def test_a_point_apart_is_apart():
 def test_three_rounds_are_three_rounds():
     gaps = {"FedAvg": [0, 0, 0], "full online": [0.08, 0.09, 0.1], "full offline": [0.08, 0.09, 0.1]}
     held = laplace.full_is_best(part_of(curvature_rounds(gaps))).held
-    assert [one.answer for one in held] == ["yes", "yes", "yes", "cannot be told"]
+    assert [one.answer for one in held] == ["yes", "yes", "yes", "undecided"]
 
 
 def test_an_error_that_goes_the_other_way_is_not_tracked():

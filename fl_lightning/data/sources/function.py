@@ -31,7 +31,7 @@ class Function(Source):
         augment: Augmentation of training images that are bytes, unless load() returns a Dataset that names one.
             none; standard: random crop and flip; paper: crop, flip, AutoAugment and Cutout.
         task: What the targets are, unless load() returns a Dataset, which names it: classification, binary, multilabel,
-            regression or tokens, as for --data arrays. auto tells them by type and shape.
+            regression or tokens, as for --data arrays. auto reads them from type and shape.
         noise: Standard deviation of the targets of a regression around the model.
     """
 

@@ -274,7 +274,7 @@ class Hf(Source):
         path: The folder, of a Dataset or of a DatasetDict; `datasets` itself is not needed to read it.
         input: Column of the input: images, text or lists of numbers; null takes the only one there is, images first.
         label: Column of the label; null takes the ClassLabel, or the column called label.
-        client_column: Column that names whom a sample belongs to, null if there is none. With it data.partition is
+        client_column: Column that names the owner of each sample, or null. With it data.partition is
             natural, unless another one is given.
         train_split: The split that is trained on.
         test_split: The split that is the test set; without one called test, a share of the training samples is.

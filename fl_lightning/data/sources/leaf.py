@@ -175,7 +175,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def _kind(x: Any, y: Any) -> Kind:
-    """What the first sample tells of all."""
+    """What the first sample shows of all."""
     if isinstance(x, str) and isinstance(y, str):
         return Kind("characters", len(x))
     if isinstance(x, list) and len(x) > TWEET and all(isinstance(field, str) for field in x):

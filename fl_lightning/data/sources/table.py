@@ -37,7 +37,7 @@ class Table(Source):
         path: The file, .parquet, .csv or .tsv (the latter two also as .gz).
         label: Column of the label; its values, numbers or text, are the classes. Several columns with commas, such as
             height,weight, are the targets of a regression or the labels of a multilabel task.
-        client: Column that names whom a row belongs to, null if there is none. With it data.partition is natural,
+        client: Column that names the owner of each row, or null. With it data.partition is natural,
             unless another one is given.
         split: Column with train or test in each row; null takes a test share.
         drop: Columns to leave out, such as [patient_id].

@@ -59,7 +59,7 @@ def bundles(
         clients: The ids of all clients of the cohort.
         work: How long each client takes, in any unit.
         workers: How many there are.
-        seconds_per_work: How long a unit takes, if that is known; otherwise each group goes by itself.
+        seconds_per_work: How long a unit takes, if that is known; otherwise each group goes alone.
 
     >>> found = bundles([range(n, n + 1) for n in range(5)], [0, 3, 4, 7, 9], [1, 9, 1, 1, 4], 2, 0.01)
     >>> [bundle.clients for bundle in found]

@@ -4,7 +4,7 @@ Ray leaves its folder behind, and trials of a killed driver live on for seconds 
 session keeps a list of its processes, each with its time of birth, and the next sweep ends what is left of it:
 processes on the list that this user has started. Ray opens its folder to all users of the machine, so it lies below
 ours, which is closed: a list that others could write would let them end any process of this user. The time of
-birth tells processes apart: a number alone is given to another process as soon as its owner has ended.
+birth distinguishes processes: a number alone is given to another process as soon as its owner has ended.
 """
 
 import os
@@ -95,7 +95,7 @@ REMOVAL_SECONDS = 10.0
 MAKING_SECONDS = 60.0
 # Where the command of a Ray server names its cluster.
 GCS_ADDRESS = re.compile(rb"--gcs-address=([^\s\0]+)")
-# Tells the processes of a session where its list is; they inherit it.
+# Names the list of a session to its processes, which inherit it.
 VARIABLE = "FL_LIGHTNING_SESSION"
 
 

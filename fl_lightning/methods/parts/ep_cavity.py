@@ -22,7 +22,7 @@ from fl_lightning.training import Training
 
 
 class CavityTerms(NamedTuple):
-    """What a client knows by itself, of the factor that is taken out.
+    """A client's own data about the factor that is taken out.
 
     Attributes:
         samples: How many samples its likelihood counts for.

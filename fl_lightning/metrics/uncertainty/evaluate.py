@@ -1,6 +1,6 @@
-"""All numbers of a posterior's predictions on a test set and on strange inputs, and the curves behind figures.
+"""All numbers of a posterior's predictions on a test set and on OOD inputs, and the curves behind figures.
 
-Names: `KIND/NLL`, `KIND/ECE`, ... for every kind of prediction, `KIND/AUROC/NAME` for strange inputs NAME, which the
+Names: `KIND/NLL`, `KIND/ECE`, ... for every kind of prediction, `KIND/AUROC/NAME` for OOD inputs NAME, which the
 entropy of the prediction is to find (`KIND/AUROC_information/NAME` by the disagreement of draws or of an ensemble).
 """
 

@@ -20,7 +20,7 @@ NOISE, ROTATED, DROPPED = "noise", "rotated", "dropped_classes"
 
 
 def inputs_of(name: str, dataset: Dataset, root: str | None, dropped: Inputs | None, seed: int) -> Inputs:
-    """Strange inputs, stored as those of the test set are.
+    """Out-of-distribution inputs, stored as those of the test set are.
 
     Args:
         name: A dataset, `noise`, `rotated`, `dropped_classes`, or a file.

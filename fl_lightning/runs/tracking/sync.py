@@ -265,7 +265,7 @@ def open_place(uri: str, out: Path) -> Place:
 
 
 def _fill(out: Path, uri: str, place: Place) -> None:
-    """Tell a new database of the runs that have ended and whose store is gone; others do so when they go on.
+    """Add to a new database the runs that have ended and whose store is gone; others follow when they go on.
 
     Args:
         out: Folder of all runs.
