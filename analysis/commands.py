@@ -11,6 +11,7 @@ from analysis.study_records import Sweep
 from fl_lightning.errors import UserError
 from fl_lightning.runs.config.run_config import by_owners
 from fl_lightning.runs.config.schema import PARTS, schema_of
+from tune import study_file
 
 
 def sweep_command(sweep: Sweep, place: str) -> str:
@@ -20,14 +21,12 @@ def sweep_command(sweep: Sweep, place: str) -> str:
         sweep: From `Runs.sweeps`.
         place: Folder of runs.
     """
-    from tune import study_file
-
     parts = ["fl-lightning", "sweep", sweep.study]
     if sweep.scale != "all":
         parts += ["--scale", sweep.scale]
     try:
         usual = dict(study_file.load(sweep.study, sweep.scale if sweep.scale != "all" else None).base)
-    except UserError:  # a comparison, or a user's own file
+    except UserError:  # a comparison, or a user's file
         if (variants := _variants(sweep.content)) is not None:
             return _compare_command(sweep, variants, place)
         parts[2] = f"{sweep.study}.yaml"

@@ -1,7 +1,7 @@
-"""Which runs compete with which: conditions, tuned settings, seeds, and the best setting of each case.
+"""Which runs are compared: conditions, settings that are tuned, seeds, and the best setting of every case.
 
 A *comparison* has one set of conditions (data, partition, model, rounds). In it every *case* (a method, or a variant of
-it) has tried some *settings* (learning rate, epochs, lambda), each with some seeds. `tune.best` chooses the
+it) has tried some *settings* (learning rate, epochs, lambda), each with some seeds. `tune.best` has the rule for the
 best setting of a case, the same for sweeps and reports; what is a condition and what is tuned, the study says, and
 without one the section of a setting does.
 
@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.columns import column
-from analysis.runs import Study
 from analysis.statistics import expected_best, mean_interval
+from analysis.study import Study
 from fl_lightning.metrics.metric import GA, sign
 from tune import best
 
@@ -37,7 +37,7 @@ SYMBOLS = {
 }
 CONDITIONS = ("data", "model", "federation")
 TUNED = ("training", "method")
-# The place of data or of a reference does not count as a condition.
+# Where the data or a reference lie changes no comparison.
 NEITHER = frozenset({"data.root", "method", "federation.start"})
 
 
@@ -48,13 +48,14 @@ def varied(table: pd.DataFrame, sections: Sequence[str]) -> list[str]:
 
 
 def conditions(study: Study) -> list[str]:
-    """The conditions of a comparison: varied settings of data, model and rounds, unless the study says that they are
-    tuned or make a case; and what the study says is a condition.
+    """What makes a comparison of its own: varied settings of data, model and rounds, and what the study says.
+
+    Settings that the study tunes, or that make a case, do not count.
     """
     table, known = study.runs, study.spec.keys
     further = [key for key in sorted(known.environments) if key in table and table[key].nunique(dropna=False) > 1]
     found = list(dict.fromkeys([*filter(known.is_condition, varied(table, CONDITIONS)), *further]))
-    # What the study sets according to the others says nothing new, unless the user has set it otherwise.
+    # What the study sets according to the others says nothing new, unless it was set otherwise.
     leading = [key for key in found if key in further or not known.follows(key)]
     return [key for key in found if key in leading or not _follow(table, leading, key)]
 
@@ -152,9 +153,9 @@ def best_of_grid(
     Returns:
         One row per comparison and case: the conditions, `case`, `method`, the tuned settings, `mean`, `low`, `high` and
         `n` of the metric, `remark`, `diverged_seeds` (of this setting, if none was eligible), `tried` (settings),
-        `diverged` and `incomplete` (settings that were not eligible), `budget` (settings that every case of the
-        comparison has), `expected` (best of so many, expected), `luck` (how much better the best of all is expected to
-        be, by the seeds that chose alone), `run_ids` and, by seed, `outcomes` (NaN if it diverged);
+        `diverged` and `incomplete` (settings that were not eligible), `budget` (settings that every case has),
+        `expected` (best of so many, expected), `luck` (how much better the best of all is expected to be, by the
+        seeds that chose alone), `run_ids` and, by seed, `outcomes` (NaN if it diverged);
         `confirmed`, whether these are runs on fresh seeds, and `chosen_mean`, of the seeds that chose (NaN if they
         have not gone on to as many rounds).
     """
@@ -170,8 +171,8 @@ def best_of_grid(
     looked_at = dict.fromkeys((*keys, *settings, *OF_A_CHOICE, metric, chosen_by))
     table = table[[key for key in looked_at if key in table]]
     rows: list[dict[str, Any]] = []
-    for contest in _groups(table, keys):
-        mine = [_chosen(case, settings, metric, chosen_by) for case in _groups(contest, ["case"])]
+    for comparison in _groups(table, keys):
+        mine = [_chosen(case, settings, metric, chosen_by) for case in _groups(comparison, ["case"])]
         # A picture that shows a tuned setting compares settings, of which only the best has fresh seeds.
         needed = [one for one in mine if len(one.good)]
         confirmed = settings == everything and bool(needed) and all(len(one.fresh) for one in needed)
@@ -321,6 +322,21 @@ def confirmed_remarks(found: pd.DataFrame) -> list[str]:
     numbers = sorted(set(found.loc[found["confirmed"], "n"]))
     many = " or ".join(map(str, numbers))
     return [f"the numbers of the best settings are of {many} fresh seeds, which had no part in choosing them"]
+
+
+def error_points(study: Study, error: str) -> pd.DataFrame:
+    """The runs that say something about an error, after their last round.
+
+    AE is about aggregation from the usual start, LF about clients that start at the optimum. Without such
+    clients, LF is that of the usual runs.
+    """
+    runs = study.runs
+    if error not in runs:
+        return runs.iloc[:0]
+    known = runs.loc[runs["ended"] & runs[error].notna() & runs["data.alpha"].notna()]
+    start = known["federation.start"].notna() if "federation.start" in known else pd.Series(False, known.index)
+    chosen = known.loc[start if error == "LF" and start.any() else ~start]
+    return chosen.loc[chosen["federation.rounds"].eq(chosen["federation.rounds"].max())]
 
 
 def symbol(key: str) -> str:

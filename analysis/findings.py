@@ -1,12 +1,12 @@
 """What the numbers say, in sentences: no more than they allow."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from analysis import boundary_notes, comparisons, tables
-from analysis.runs import Study
+from analysis import comparisons, tables
 from analysis.statistics import MIN_FOR_INTERVAL
+from analysis.study import Study
 
 
 def summary(study: Study) -> list[str]:
@@ -51,15 +51,15 @@ def _comparisons(study: Study) -> list[str]:
     keys = [comparisons.symbol(key) for key in comparisons.conditions(study)]
     sentences = []
     for (case, rival), mine in table.groupby(["case", "against"], sort=False):
-        contests_of = mine.loc[mine[keys[0]].ne("all")] if keys else mine
-        if len(contests_of) > 1:
-            sentences.append(_over_conditions(str(case), str(rival), contests_of, keys))
+        under = mine.loc[mine[keys[0]].ne("all")] if keys else mine
+        if len(under) > 1:
+            sentences.append(_over_conditions(str(case), str(rival), under, keys))
         else:
-            sentences.append(_one_contest(str(case), str(rival), contests_of.iloc[0]))
+            sentences.append(_one_comparison(str(case), str(rival), under.iloc[0]))
     return sentences
 
 
-def _one_contest(case: str, rival: str, row: "pd.Series[float]") -> str:
+def _one_comparison(case: str, rival: str, row: "pd.Series[float]") -> str:
     n, ahead = int(row["n"]), int(row["ahead"])
     if n == 0:
         return f"{case} and {rival} have no seed in common."
@@ -101,7 +101,7 @@ def _over_conditions(case: str, rival: str, rows: pd.DataFrame, keys: Sequence[s
 
 def _best(study: Study) -> list[str]:
     best = comparisons.best_of_grid(study)
-    remarks = [*comparisons.budget_remarks(best), *boundary_notes.remarks(best, boundary_notes.at_edges(best, study))]
+    remarks = [*comparisons.budget_remarks(best), *edge_remarks(best, tables.at_edges(best, study))]
     if protocol := comparisons.protocol(study):
         remarks.insert(0, f"the best settings were {protocol}")
     sentences = [f"{remark[0].upper()}{remark[1:]}." for remark in remarks]
@@ -115,6 +115,28 @@ def _best(study: Study) -> list[str]:
         each = ", ".join(f"{row['case']} {row['mean']:.1%}".replace("%", " %") for _, row in ranked.iterrows())
         sentences.append(f"Final GA, mean over seeds at the best setting: {each}.")
     return sentences
+
+
+def edge_remarks(best: pd.DataFrame, found: Sequence[Mapping[str, str]]) -> list[str]:
+    """One sentence for every setting that is best at an end, with the cases that it is best for."""
+    conditions = best.groupby("case", sort=False).size()
+    sentences = []
+    for key, side in dict.fromkeys(end for one in found for end in one.items()):
+        cases: dict[str, list[str]] = {}
+        for (_, row), one in zip(best.iterrows(), found, strict=True):
+            if one.get(key) == side:
+                cases.setdefault(row["case"], []).append(comparisons.shown(row[key]))
+        each = ", ".join(_case(case, values, int(conditions[case])) for case, values in cases.items())
+        sentences.append(
+            f"the best {comparisons.symbol(key)} is the {side} that was tried for {each}: a better one may lie beyond"
+        )
+    return sentences
+
+
+def _case(case: str, values: Sequence[str], conditions: int) -> str:
+    """A case with its best values at the end."""
+    often = f" under {len(values)} of {conditions} conditions" if conditions > 1 else ""
+    return f"{case} ({', '.join(dict.fromkeys(values))}{often})"
 
 
 def _arrivals(study: Study) -> list[str]:
@@ -152,9 +174,9 @@ def _traffic(study: Study) -> list[str]:
         text = f"{first} sends {factor:,.0f}" if factor >= 10 else f"{first} sends {factor:.2g}"
         text += f" times as much per round as {rival}"
         if one == one and two == two:
-            text += (
-                f"; within the same traffic ({sends['common MB'].iloc[0]:.3g} MB) GA is {one:.1f} % against {two:.1f} %"
-            )
+            common = sends["common MB"].iloc[0]
+            traffic = f"{common:,.0f}" if common >= 1000 else f"{common:.3g}"
+            text += f"; within the same traffic ({traffic} MB) GA is {one:.1f} % against {two:.1f} %"
         sentences.append(f"{text}.")
     return sentences
 

@@ -22,7 +22,6 @@ from tune.best import OPTIMISM
 
 Spread = Literal["std", "interval", "none"]
 SPREADS: tuple[Spread, ...] = ("std", "interval", "none")
-NOTE = "[low, high]: 95 % bootstrap interval over seeds; (low to high): range of fewer than five runs, no interval."
 # Columns that say something only if some number is another.
 QUIET = {"ties": 0, "diverged seeds": 0, "diverged settings": 0, "incomplete settings": 0, "settings tried": 1}
 ENDS = (" low", " high", " std")
@@ -32,7 +31,7 @@ HIDDEN = "n, not shown"
 # By the beginning of a column's name: whether the smallest or the largest of its numbers is the best.
 BETTER = {"expected best": "max", "rounds to": "min", "accuracy": "max"}
 BETTER |= {one.column or one.name: "max" if sign(one.name) > 0 else "min" for one in METRICS if one.due != "always"}
-# Has data that the others may not have, and does not compete.
+# Has what the others may not have, and is not in the comparison.
 OUTSIDE = ("centralised",)
 SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -83,14 +82,14 @@ def chosen(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """
     if not names:
         return table
-    kept: list[str] = []
+    shown: list[str] = []
     for name in names:
         found = _named(table, name)
-        kept += [found, *(f"{found}{end}" for end in ENDS if f"{found}{end}" in table)]
+        shown += [found, *(f"{found}{end}" for end in ENDS if f"{found}{end}" in table)]
         if found.startswith("rounds to "):
-            kept.append(found.replace("rounds to", "reached"))
-    hidden = [name for name in ("n",) if name in table and name not in kept]
-    return table[[*dict.fromkeys(kept), *hidden]].rename(columns=dict.fromkeys(hidden, HIDDEN))
+            shown.append(found.replace("rounds to", "reached"))
+    hidden = [name for name in ("n",) if name in table and name not in shown]
+    return table[[*dict.fromkeys(shown), *hidden]].rename(columns=dict.fromkeys(hidden, HIDDEN))
 
 
 def latex(
@@ -271,18 +270,18 @@ def _best(table: pd.DataFrame, name: str, cells: Sequence[str]) -> frozenset[int
     rows = rows.loc[~rows["case"].isin(OUTSIDE)]
     arrivals = name.replace("rounds to", "reached")
     best: set[int] = set()
-    for contest in comparisons.groups(rows, conditions):
-        known = contest.loc[contest[name].notna()]
+    for comparison in comparisons.groups(rows, conditions):
+        known = comparison.loc[comparison[name].notna()]
         if arrivals != name and arrivals in known:  # more runs that reach it come first, then the earlier round
             known = known.loc[known[arrivals].eq(known[arrivals].max())]
-        if len(contest) > 1 and len(known):
+        if len(comparison) > 1 and len(known):
             winner = known.loc[known[name].agg(f"idx{direction}"), "text"]
             best |= set(known.index[known["text"].eq(winner)])
     return frozenset(best)
 
 
 def _named(table: pd.DataFrame, name: str) -> str:
-    """The column that a user means."""
+    """The column that a name means."""
     names = [str(column) for column in table if not _joins(table, str(column))]
     wanted = {name.lower(), comparisons.symbol(name).lower()}
     for column in names:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import tables
+from analysis import formats
 from analysis.style import Picture
 
 
@@ -19,7 +19,7 @@ def show(*items: Any) -> None:
             for remark in dict.fromkeys(item.remarks):
                 print(f"{'Nothing to show: ' if item.empty else 'Note: '}{remark}")
         elif isinstance(item, pd.DataFrame):
-            display(tables.readable(item)) if len(item) else print("No table: too few runs have ended.")  # type: ignore[no-untyped-call]
+            display(formats.readable(item)) if len(item) else print("No table: too few runs have ended.")  # type: ignore[no-untyped-call]
         elif isinstance(item, list):
             print("\n".join(map(str, item)))
         else:

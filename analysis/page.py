@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader
 
-from analysis import style, tables
-from analysis.claims import VERDICTS, Checked, origin, overview
+from analysis import formats
+from analysis.claims.claim import Checked
+from analysis.claims.writing import VERDICTS, origin, overview
 from fl_lightning.runs.plotting import palette
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -75,14 +76,14 @@ def render(
         only: What the runs were chosen by, in words.
     """
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
-    environment.globals |= {"kind": _kind, "html": tables.html, "origin": origin}
+    environment.globals |= {"kind": _kind, "html": formats.html, "origin": origin}
     template = environment.get_template("report.html")
-    names = {name: variable(getattr(style.LIGHT, name)) for name in ("paper", "ink", "faint", "grid")}
+    names = {name: variable(getattr(palette.LIGHT, name)) for name in ("paper", "ink", "faint", "grid")}
     pairs = palette.pairs()
     return template.render(
         sections=sections,
         claims=claims,
-        overview=tables.html(overview(claims)),
+        overview=formats.html(overview(claims)),
         verdicts=VERDICTS,
         only=only,
         background=background,

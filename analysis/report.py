@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis import claims, commands, comparisons, figures, findings, formats, page, style, tables
-from analysis.catalogue import CATALOGUE, TABLES, Entry, TableEntry
+from analysis import claims, commands, comparisons, figures, findings, formats, page, style
+from analysis.catalogue import Entry
+from analysis.figures import FIGURES
 from analysis.page import Item, Section
-from analysis.runs import NoRuns, Runs, Study
-from analysis.selection import parts
+from analysis.runs import NoRuns, Runs, studies
+from analysis.study import Study
 from analysis.style import Picture
+from analysis.tables import TABLES
 from fl_lightning.errors import UserError
 from fl_lightning.system.atomic import write_atomically
 
@@ -66,7 +68,7 @@ def write(
         UserError: If there is nothing to report, or the folder cannot be written.
     """
     runs = Runs(store)
-    found, source = list(parts(runs, study, scale, where)), runs.source
+    found, source = list(studies(runs, study, scale, where)), runs.source
     chosen = [part for part in found if len(part.runs)]
     if not chosen:
         raise NoRuns("; ".join(found[0].remarks))
@@ -115,11 +117,11 @@ def _fill(section: Section, part: Study, out: Path, watch: Watch) -> None:
     failed: list[str] = []
     with _survived("the summary", failed):
         section.summary = findings.summary(part)
-    for entry in CATALOGUE:
+    for entry in FIGURES:
         with _survived(entry.title, failed):
             if entry.fits(part):
                 watch(f"{section.title}: {entry.title}")
-                figure = entry.draw(part)
+                figure = entry.make(part)
                 if figure.empty:
                     section.absent.append(f"{entry.title}: {figure.remarks[0]}")
                 else:
@@ -133,7 +135,7 @@ def _fill(section: Section, part: Study, out: Path, watch: Watch) -> None:
 
 @contextmanager
 def _survived(title: str, failed: list[str]) -> Iterator[None]:
-    """An error of one item is shown on the page, and leaves the others alone."""
+    """The page names an item that failed, and has the others."""
     try:
         yield
     except Exception as error:
@@ -142,13 +144,13 @@ def _survived(title: str, failed: list[str]) -> Iterator[None]:
         failed.append(f"{FAILED} {title}: {kind}{reason}")
 
 
-def _table(table: pd.DataFrame, entry: TableEntry, section: Section, part: Study, out: Path) -> Item:
+def _table(table: pd.DataFrame, entry: Entry, section: Section, part: Study, out: Path) -> Item:
     name = f"{section.key}-{entry.key}"
-    files = tables.save(table, out / "tables" / name, entry.title)
+    files = formats.save(table, out / "tables" / name, entry.title)
     basis = _basis(part.runs["run_id"], section)
     protocol = comparisons.protocol(part) if entry.of_chosen else ""
-    notes = [f"Settings were {protocol}."] if protocol else []
-    return Item(name, entry.title, entry.about, tables.html(table), notes, basis, _relative(files, out))
+    notes = [f"settings were {protocol}"] if protocol else []
+    return Item(name, entry.title, entry.about, formats.html(table), notes, basis, _relative(files, out))
 
 
 def _figure(figure: Picture, entry: Entry, section: Section, part: Study, out: Path) -> Item:

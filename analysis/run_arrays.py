@@ -9,8 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.runs import Study
+from analysis.study import Study
+from fl_lightning.data.shares import class_counts
 from fl_lightning.errors import UserError
+from fl_lightning.runs.config.run_config import configure
+from fl_lightning.runs.problem import divided
 
 # The file of `fl_lightning.metrics.ridge_scan`.
 PROBES = "laplace.npz"
@@ -82,10 +85,6 @@ def _probed(study: Study, run_id: str, name: str = PROBES) -> dict[str, NDArray[
 
 def _counts(settings: Mapping[str, Any]) -> NDArray[Any] | None:
     """Samples per client and class, on which it trains; None if the data are not here."""
-    from fl_lightning.data.shares import class_counts
-    from fl_lightning.runs.config.run_config import configure  # torch: imported where data are split again
-    from fl_lightning.runs.problem import divided
-
     known = {key: value for key, value in settings.items() if value is not None and value == value}
     root = known.get("data.root")
     if root is not None and not Path(str(root)).exists():  # recorded on another machine; perhaps they lie elsewhere

@@ -12,106 +12,40 @@ The metrics of `runs` are those of the last round; `best_GA` is the largest of a
 
 `status` is finished, diverged, stopped (before its last round), running, or failed. `ended` says whether the run's
 last number is a result: it finished, or its own rule or its study's had seen enough. `confirms` says whether a run is
-on a fresh seed that confirms a choice; no choice rests on it. Runs that diverged are kept: what they measured before
+on a fresh seed that confirms a choice; no choice rests on it. Runs that diverged stay: what they measured before
 stays in the table.
 """
 
-import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analysis import study_records
 from analysis.columns import cases_of, hashable, narrow, no_such, with_defaults
-from analysis.study_records import NO_SPEC, Spec, Sweep, joined, steps
-from fl_lightning.errors import UserError, require, unknown
-from fl_lightning.metrics.metric import GA, LA, kinds_in
+from analysis.sources import STUDY_PREFIX, Place, Source, open_source
+from analysis.study import Study
+from analysis.study_records import NO_SPEC, Sweep, joined, steps
+from fl_lightning.errors import UserError, unknown
+from fl_lightning.metrics.metric import GA, LA
 from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.folder import STOPPED_TAG, Result
-from fl_lightning.runs.known_run import KnownRun, known_runs
+from fl_lightning.runs.known_run import KnownRun
 from fl_lightning.runs.plotting.palette import DISPLAY
 from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
 from fl_lightning.runs.tracking.sync import PARENT_TAG
+from tune.study_file import names
 
-Place = str | Path | None
 KEY_COLUMNS = ("run_id", "case", "method", "data", "model", "seed", "partition", "status", "ended", "diverged")
-STUDY_PREFIX = "study."
+WITHOUT = "runs without a study"
 # What tune calls the runs that others of a study are measured against.
 REFERENCE = "reference"
 
 
 class NoRuns(UserError):  # noqa: N818 - reads as what it says
     """The place is fine, but holds no run of that kind."""
-
-
-class Source(ABC):
-    """Where runs are.
-
-    Attributes:
-        place: What a user calls it.
-    """
-
-    place: str
-
-    @abstractmethod
-    def runs(self) -> Iterable[KnownRun]:
-        """All of them."""
-
-    @abstractmethod
-    def sweeps(self) -> Iterable[Sweep]:
-        """All sweeps."""
-
-    @abstractmethod
-    def artifact(self, run_id: str, name: str) -> Path | None:
-        """A file of a run, on this machine; None if there is none."""
-
-
-class Folder(Source):
-    """A folder of runs; nothing is ever written to it."""
-
-    def __init__(self, path: Path) -> None:
-        require(
-            path.is_dir(),
-            f"no runs in {path} (there is no such folder); make some with `fl-lightning demo`, or name the folder of "
-            "your runs",
-        )
-        self.path, self.place = path, str(path)
-        self._folders: dict[str, Path | None] = {}
-
-    def runs(self) -> Iterable[KnownRun]:
-        for run in known_runs(self.path):
-            self._folders[run.run_id] = run.folder
-            yield run
-
-    def sweeps(self) -> Iterable[Sweep]:
-        return study_records.sweeps_in(self.path)
-
-    def artifact(self, run_id: str, name: str) -> Path | None:
-        folder = self._folders.get(run_id)
-        return folder / name if folder is not None and (folder / name).is_file() else None
-
-
-def open_source(place: Place = None) -> Source:
-    """The runs in a folder, or at an MLflow URI.
-
-    Args:
-        place: Without one, MLFLOW_TRACKING_URI if that is set, else the folder `runs`.
-
-    Raises:
-        UserError: If there is none.
-    """
-    if place is None:
-        place = os.environ.get("MLFLOW_TRACKING_URI") or "runs"
-    if "://" in str(place):
-        from analysis.mlflow_reader import Server  # MLflow takes seconds to import
-
-        return Server(str(place))
-    return Folder(Path(place))
 
 
 def load(
@@ -121,7 +55,7 @@ def load(
     tags: Mapping[str, str] | None = None,
     scale: str | None = None,
     absent: str = "error",
-) -> "Study":
+) -> Study:
     """Some runs, as tables.
 
     Args:
@@ -136,85 +70,6 @@ def load(
         UserError: If the place, the study or a column does not exist.
     """
     return Runs(place).load(study, where, tags, scale, absent)
-
-
-@dataclass(frozen=True, eq=False)
-class Study:
-    """Runs that belong together; everything that is shown of runs is a function of one.
-
-    Attributes:
-        runs: One row per run; empty if there are none, then the remarks say why.
-        measured: One row per run and round, with metrics alone.
-        spec: What the study says about them.
-        remarks: What a reader must know: runs that were left out, diverged, or still run.
-        title: What to call them.
-        name: Name of the study; empty without one.
-        scale: Of the study.
-        references: Runs that others are measured against; they take no part in comparisons.
-        sweep: The sweep that made them.
-        file: Finds what a run has left, by its id and the name of the file.
-    """
-
-    runs: pd.DataFrame
-    measured: pd.DataFrame
-    spec: Spec = NO_SPEC
-    remarks: tuple[str, ...] = ()
-    title: str = ""
-    name: str = ""
-    scale: str = ""
-    references: pd.DataFrame | None = None
-    sweep: Sweep | None = None
-    file: Callable[[str, str], Path | None] = lambda *_: None
-
-    @cached_property
-    def rounds(self) -> pd.DataFrame:
-        """One row per run and round, with all settings."""
-        further = [name for name in self.runs if name not in self.measured and name not in ("rounds", "best_GA")]
-        measured = self.measured
-        if "rounds" in self.runs:  # a study's rule may have had enough of a run that another study takes further
-            last = self.runs.set_index("run_id")["rounds"]
-            measured = measured.loc[measured["round"].le(measured["run_id"].map(last).astype(float))]
-        return self.runs[["run_id", *further]].merge(measured, on="run_id", how="inner", validate="one_to_many")
-
-    @property
-    def settings(self) -> pd.DataFrame:
-        """The columns of the runs that were not measured: settings, tags, names."""
-        return self.runs[[name for name in self.runs if name == "run_id" or name not in self.measured]]
-
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """Levels of GA that the reader or the study asks about, or as `compare` does."""
-        return self.spec.thresholds or (0.8,)
-
-    def asked(self, levels: Sequence[float]) -> "Study":
-        """With other levels of GA."""
-        return replace(self, spec=replace(self.spec, thresholds=tuple(levels)))
-
-    def of(self, runs: pd.DataFrame) -> "Study":
-        """The same study with some of its runs, perhaps with further columns."""
-        return replace(self, runs=runs)
-
-    def only(self, *cases: str) -> "Study":
-        """These cases alone."""
-        return self.of(self.runs.loc[self.runs["case"].isin(cases)].reset_index(drop=True))
-
-    def varies(self, *keys: str) -> bool:
-        """Whether all these settings differ between the runs."""
-        return all(key in self.runs and self.runs[key].nunique() > 1 for key in keys)
-
-    def measures(self, metric: str) -> bool:
-        """Whether a run has this number."""
-        return metric in self.runs and bool(self.runs[metric].notna().any())
-
-    @cached_property
-    def lasts(self) -> bool:
-        """Whether there is more than one round."""
-        return bool(len(self.rounds)) and bool(self.rounds["round"].max() > 1)
-
-    @property
-    def has_final_rounds(self) -> bool:
-        """Whether a run has ended in a posterior."""
-        return any(self.measures(f"{kind}/NLL") for kind in kinds_in(map(str, self.runs)))
 
 
 def of_results(results: Iterable[tuple[str, RunConfig, Result]]) -> Study:
@@ -446,15 +301,13 @@ class Runs:
     def _scale_of(self, study: str, scale: str | None) -> str:
         """The scale that is meant, of a study that is here."""
         if study not in self.studies:
-            from tune.study_file import names
-
             if study in names():
                 raise NoRuns(
                     f"{self.source.place} holds no runs of the study {study}; make them with "
                     f"`fl-lightning sweep {study} --scale small`"
                 )
             error = unknown("study", study, self.studies or names())
-            # A name unlike all others is not a typing error, but a study that was never swept here.
+            # A name like no other means a study that was never swept here.
             raise error if "did you mean" in str(error) else NoRuns(str(error))
         scales = self.studies[study]
         if scale is None and len(scales) > 1:
@@ -477,7 +330,7 @@ class Runs:
         ended = [sweep for sweep in taken if sweep.cases and sweep.ended]
         swept = {DISPLAY.get(case["label"], case["label"]) for sweep in ended for case in sweep.content["cases"]}
         whole = tagged["ended"] | tagged["status"].eq("diverged")
-        # What has been repeated since, with --fresh or by newer code, is separated by `load`.
+        # What has been repeated since, with --fresh or by newer code, is left to `load`.
         setting = tagged[SETTINGS_TAG].astype("string") + " " + tagged["federation.rounds"].astype("string")
         repeated = setting.isin(setting.loc[tagged["run_id"].isin(listed)].dropna())
         unlisted = tagged.loc[whole & tagged["case"].isin(swept) & ~repeated, "run_id"]
@@ -521,3 +374,52 @@ def _unfinished(table: pd.DataFrame) -> list[str]:
         for status, text in meaning.items()
         if status in counts and not table.loc[table["status"].eq(status), "ended"].all()
     ]
+
+
+def studies(
+    place: Place | Runs = None,
+    study: str | None = None,
+    scale: str | None = None,
+    where: Mapping[str, Any] | None = None,
+) -> Iterator[Study]:
+    """The studies of a place.
+
+    Args:
+        place: Folder of runs or MLflow URI, or `Runs`.
+        study: Only this one; if there are no runs of it, one empty study says so.
+        scale: Only this one.
+        where: Only runs with these values of columns; a study without any is empty and says so.
+
+    Raises:
+        UserError: If there is no such place, no run in it, or no such study or column.
+    """
+    runs = place if isinstance(place, Runs) else Runs(place)
+    if study is None:
+        if not len(runs.table):
+            raise NoRuns(f"{runs.source.place} holds no runs yet; make some with `fl-lightning demo`")
+        if where:
+            runs.load(where=where)  # or every study would say for itself that it has no such runs, or no such column
+        for name in runs.studies:
+            yield from _of_study(runs, name, None, where)
+        yield from _without_study(runs, where)
+    elif study in runs.studies:
+        yield from _of_study(runs, study, scale, where)
+    else:
+        yield runs.load(study, where, absent="empty")
+
+
+def _of_study(runs: Runs, study: str, scale: str | None, where: Mapping[str, Any] | None) -> Iterator[Study]:
+    for size in runs.studies[study] if scale is None else [scale]:
+        yield runs.load(study, where, scale=size, absent="empty")
+
+
+def _without_study(runs: Runs, where: Mapping[str, Any] | None) -> Iterator[Study]:
+    alone = runs.table.loc[runs.table["study"].isna()]
+    for name, value in (where or {}).items():
+        alone = narrow(alone, name, value)
+    # Accuracies on different data, or of different models, do not belong into one picture.
+    problems = list(alone[["data", "model"]].drop_duplicates().itertuples(index=False))
+    for data, model in problems:
+        title = f"{WITHOUT}: {data}, {model}" if len(problems) > 1 else WITHOUT
+        mine = {**(where or {}), "study": None, "data": data, "model": model}
+        yield replace(runs.load(where=mine), title=title)

@@ -9,7 +9,7 @@ Whatever is too little for a number gives a remark instead. All resampling is ke
 - Paired comparison on equal seeds: Wilcoxon's signed-rank test, exact for n <= 14, and the matched-pairs rank-biserial
   correlation (W+ - W-) / (W+ + W-) (Kerby 2014) as effect size: 1 if every difference is positive, -1 if every is
   negative.
-- Interval of a lead over paired seeds, which decides claims: Student's t, mean +- t_(n-1) s / sqrt(n). It has its
+- Interval of a lead over paired seeds, by which claims are tested: Student's t, mean +- t_(n-1) s / sqrt(n). It has its
   level for as few as two pairs, where the bootstrap has no interval, if differences are normal; half its width is the
   smallest difference that so many seeds can show.
 - Correlations: Pearson's r and Spearman's rho with bootstrap percentiles over points, or over whole clusters of them,

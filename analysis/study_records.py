@@ -16,7 +16,7 @@ from fl_lightning.runs.provenance import SETTINGS_TAG, VERSIONS_TAG
 from fl_lightning.system.text import original
 from tune import best
 from tune.boundary import spaces
-from tune.sweep_run import STATE, STUDY, TABLE
+from tune.study import STATE, STUDY, TABLE
 
 # Which column names the part whose version it is; the others have no name.
 NAMED = ("method", "data", "model", "engine")
@@ -121,7 +121,7 @@ def joined(taken: Sequence[Sweep]) -> Sweep | None:
 
 
 def _agree(last: Sweep, earlier: Sweep) -> bool:
-    """Whether the last sweep left out cases, and an earlier one was of the same study."""
+    """Whether the last sweep left out cases on request, and an earlier one was of the same study."""
     ours, theirs = _by_label(last.content), _by_label(earlier.content)
     return (
         theirs.keys() | ours.keys() <= set(last.content.get("among") or ())

@@ -13,28 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from analysis.runs import Study
 from analysis.statistics import MIN_FOR_INTERVAL
+from analysis.study import Study
 from fl_lightning.runs.plotting import palette
-from fl_lightning.runs.plotting.palette import (
-    DARK,
-    DASHES,
-    LIGHT,
-    METHODS,
-    THEMES,
-    Look,
-    Theme,
-    dashes,
-    looks,
-    sequence,
-    theme,
-)
+from fl_lightning.runs.plotting.palette import DISPLAY, Look, Theme
+from fl_lightning.runs.plotting.palette import theme as theme  # for users, beside the figures
 from fl_lightning.runs.plotting.strokes import dress, take_literally
 
 # Inches: one column of a two-column paper, and both.
@@ -174,6 +164,17 @@ def seeds(numbers: Sequence[int]) -> str:
     return f"mean of n = {n} seeds, band: {'95 % interval' if known[0] >= MIN_FOR_INTERVAL else 'their range'}"
 
 
+def looks_of(table: pd.DataFrame) -> dict[str, Look]:
+    """Colour and marker of every case of a table that has the columns `case` and `method`."""
+    methods = {case: DISPLAY.get(name, name) for case, name in zip(table["case"], table["method"], strict=True)}
+    return palette.looks(list(dict.fromkeys(table["case"])), methods)
+
+
+def case_entries(looks: Mapping[str, Look]) -> list[tuple[str, dict[str, Any]]]:
+    """The cases as entries of a legend."""
+    return [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
+
+
 def headline(figure: Picture, text: str) -> None:
     """What the figure rests on, in small print above it: how many seeds, which settings."""
     figure.suptitle(textwrap.fill(text, 70), fontsize=6.5, color=faint(), x=0.02, ha="left")
@@ -190,7 +191,7 @@ def faint() -> str:
 
 
 def paper() -> str:
-    """The colour of the ground."""
+    """The colour of the background."""
     return palette.current().paper
 
 
@@ -241,33 +242,3 @@ def _settings(colours: Theme) -> Any:
         "figure.constrained_layout.h_pad": 0.03,
         "figure.constrained_layout.w_pad": 0.03,
     }
-
-
-__all__ = [
-    "COLUMN",
-    "DARK",
-    "DASHES",
-    "LIGHT",
-    "METHODS",
-    "PAGE",
-    "THEMES",
-    "Look",
-    "Picture",
-    "as_svg",
-    "dashes",
-    "dress",
-    "empty",
-    "faint",
-    "headline",
-    "ink",
-    "legend",
-    "logarithmic",
-    "looks",
-    "paper",
-    "picture",
-    "recoloured",
-    "save",
-    "seeds",
-    "sequence",
-    "theme",
-]

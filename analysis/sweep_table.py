@@ -1,4 +1,4 @@
-"""The table that a sweep and a comparison print: numbers as in `analysis.tables`; `analysis.formats` makes text of it.
+"""The table that a sweep and a comparison print, of the columns of `analysis.tables`.
 
 It needs what the sweep knows beside its runs: seeds that are missing, and what was tried.
 """
@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis.comparisons import shown
 from analysis.formats import HIDDEN, aligned
+from analysis.tables import arrival_columns, mean_columns
 from fl_lightning.metrics.metric import GA, LA, PERCENT, VALIDATION
 from fl_lightning.runs.folder import Result
 from tune.best import OPTIMISM, OPTIMISM_POINTS, ROUNDS
@@ -35,10 +36,10 @@ def sweep_table(outcomes: Sequence[CellOutcome], study: Study) -> pd.DataFrame:
     lengths = {outcome.cell.config.federation.rounds for outcome in outcomes}
     finals = [result.final for outcome in outcomes for result in outcome.good]
     probed = [metric for metric in ("AE", "LF") if finals and all(metric in final for final in finals)]
-    confirming = {outcome.cell.contest: outcome for outcome in outcomes if outcome.cell.confirms}
+    confirming = {outcome.cell.comparison: outcome for outcome in outcomes if outcome.cell.confirms}
     rows = []
     for outcome in _shown(outcomes):
-        cell, fresh = outcome.cell, confirming.get(outcome.cell.contest)
+        cell, fresh = outcome.cell, confirming.get(outcome.cell.comparison)
         reported = fresh or outcome  # everything but the choice itself is of the fresh seeds
         chose = [] if cell.confirms else outcome.good
         row: dict[str, Any] = {key: shown(cell.environment.get(key, "")) for key in environment}
@@ -63,15 +64,15 @@ def sweep_table(outcomes: Sequence[CellOutcome], study: Study) -> pd.DataFrame:
 
 def _shown(outcomes: Sequence[CellOutcome]) -> list[CellOutcome]:
     """The best of every comparison; where there is nothing to choose, also a case all of whose runs diverged."""
-    contests = {outcome.cell.contest for outcome in outcomes}
-    return best_of(outcomes) if len(contests) < len(outcomes) else [one for one in outcomes if one.runs]
+    comparisons = {outcome.cell.comparison for outcome in outcomes}
+    return best_of(outcomes) if len(comparisons) < len(outcomes) else [one for one in outcomes if one.runs]
 
 
 def _spread(kind: str, metric: str, results: Sequence[Result]) -> dict[str, float]:
     """Mean and standard deviation over the runs that have measured it."""
     name, scale = (f"{kind}{metric} (%)", 100) if metric in PERCENT else (f"{kind}{metric}", 1)
-    values = pd.Series([scale * result.final[metric] for result in results if metric in result.final], dtype=float)
-    return {name: values.mean(), f"{name} std": values.std()}
+    values = [scale * result.final[metric] for result in results if metric in result.final]
+    return mean_columns(name, pd.Series(values, dtype=float))
 
 
 def _confirmed(metric: str, chose: Sequence[Result], fresh: Sequence[Result]) -> dict[str, float | None]:
@@ -92,9 +93,7 @@ def _arrival(outcome: CellOutcome, threshold: float) -> dict[str, float]:
     """In which round runs reach a level of GA, and how many of them do."""
     curves = [[one.metrics.get(GA, 0.0) for one in result.history] for _, result in outcome.runs]
     firsts = [next((i for i, value in enumerate(curve, start=1) if value >= threshold), None) for curve in curves]
-    reached = pd.Series([first for first in firsts if first is not None], dtype=float)
-    name = f"rounds to {threshold:.0%}"
-    return {name: reached.mean(), f"{name} std": reached.std(), f"reached {threshold:.0%}": len(reached)}
+    return arrival_columns(threshold, pd.Series([first for first in firsts if first is not None], dtype=float))
 
 
 def _counted(outcome: CellOutcome) -> str:

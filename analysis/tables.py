@@ -5,18 +5,15 @@ Every function takes a `Study` of `analysis.runs` and returns a DataFrame of num
 standard deviation over runs. `analysis.formats` makes text of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis import comparisons
-from analysis.boundary_notes import at_edges, in_cells
+from analysis.catalogue import Entry
 from analysis.columns import column
-from analysis.figures.correlation import error_points
-from analysis.formats import NOTE, html, latex, readable, save
-from analysis.runs import Study
 from analysis.statistics import (
     MIN_FOR_CORRELATION,
     Correlation,
@@ -25,17 +22,29 @@ from analysis.statistics import (
     mean_interval,
     paired,
 )
+from analysis.study import Study
 from fl_lightning.errors import unknown
 from fl_lightning.metrics.metric import BY_NAME, GA, LA, METRICS, kinds_in
 from tune.best import OPTIMISM_POINTS
+from tune.boundary import Side, edges
+from tune.study import Range
 
 # What is measured on the clients' own test sets, and of every kind of prediction.
 PERSONAL = [metric for metric in METRICS if metric.name.startswith("PA_")]
 CALIBRATION = [BY_NAME[name] for name in ("NLL", "Brier", "ECE", "adaptive_ECE", "classwise_ECE", "AURC")]
 
 
+def _best_runs(study: Study) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """The best setting of every case, as the beginning of its row, and its runs."""
+    for _, row in comparisons.best_of_grid(study).iterrows():
+        start = {comparisons.symbol(key): row[key] for key in comparisons.conditions(study)} | {"case": row["case"]}
+        yield start, study.runs.loc[study.runs["run_id"].isin(row["run_ids"])]
+
+
 def accuracy_and_rounds(study: Study) -> pd.DataFrame:
-    """The paper's table: GA, LA and the first round with GA at each threshold, at the best setting of every case."""
+    """GA, LA and rounds to thresholds, at the best setting of every case. [low, high]: 95 % bootstrap interval over
+    seeds; (low to high): range of fewer than five runs, no interval.
+    """
     best = comparisons.best_of_grid(study)
     keys, tuned = comparisons.conditions(study), comparisons.tuned(study)
     rows = []
@@ -48,8 +57,7 @@ def accuracy_and_rounds(study: Study) -> pd.DataFrame:
             line |= spread_columns(f"{metric} (%)", 100 * mine[metric])
         for threshold in study.thresholds:
             first = curves.loc[curves[GA].ge(threshold)].groupby("run_id")["round"].min()
-            line |= {f"rounds to {threshold:.0%}": first.mean(), f"rounds to {threshold:.0%} std": first.std()}
-            line[f"reached {threshold:.0%}"] = len(first)
+            line |= arrival_columns(threshold, first)
         if (best["confirmed"] & best["chosen_mean"].notna()).any():
             line[OPTIMISM_POINTS] = _optimism(row)
         line |= {"n": row["n"], "diverged seeds": row["diverged_seeds"], "settings tried": row["tried"]}
@@ -58,7 +66,7 @@ def accuracy_and_rounds(study: Study) -> pd.DataFrame:
 
 
 def best_settings(study: Study, metric: str = GA) -> pd.DataFrame:
-    """The best setting of every case under all conditions, and what to expect of it on an equal budget.
+    """The best setting of every case. With unequal numbers of settings, compare the expected best of equally many.
 
     Where it ran again on fresh seeds: `chosen`, the mean of the seeds that chose it; `confirmed`, that of the fresh
     ones; and `optimism`, by how much the former looked too good.
@@ -90,10 +98,38 @@ def best_settings(study: Study, metric: str = GA) -> pd.DataFrame:
     return table
 
 
+def at_edges(best: pd.DataFrame, study: Study) -> list[dict[str, Side]]:
+    """For every row of `comparisons.best_of_grid`: which settings lie at which end.
+
+    Args:
+        best: The best settings.
+        study: What they were chosen from; it says what was tried, or else the runs themselves do.
+    """
+    tuned = comparisons.tuned(study)
+    found = []
+    for _, row in best.iterrows():
+        mine = study.runs.loc[study.runs["case"].eq(row["case"])]
+        seen = {key: Range("grid", tuple(mine[key].dropna().unique())) for key in tuned}
+        space = study.spec.spaces.get(row["case"], seen)
+        chosen = {key: row[key] for key in space if key in row}
+        found.append(edges(chosen, {key: space[key] for key in chosen}))
+    return found
+
+
+def in_cells(found: Sequence[Mapping[str, str]]) -> list[str]:
+    """One cell for each row.
+
+    >>> in_cells([{"training.lr": "largest", "training.epochs": "smallest"}, {}])
+    ['lr (largest), E (smallest)', '']
+    """
+    return [", ".join(f"{comparisons.symbol(key)} ({side})" for key, side in one.items()) for one in found]
+
+
 def paired_comparison(
     study: Study, first: str | None = None, second: str | None = None, metric: str = GA
 ) -> pd.DataFrame:
-    """One case against the others, each at its best setting, on pairs of runs with equal seed and partition.
+    """Differences of GA on equal seeds and partitions, at the best setting of every case; Wilcoxon's signed-rank test,
+    with Holm's correction for all tests of this table; effect: rank-biserial correlation from -1 to 1.
 
     Under several conditions the last row of each pair takes the mean over all of them for every seed: runs of one seed
     under different conditions are not independent, seeds are.
@@ -122,7 +158,7 @@ def paired_comparison(
         for group in comparisons.groups(matched, keys):
             conditions = {comparisons.symbol(key): group[key].iloc[0] for key in keys}
             rows.append({**conditions, "case": reference, "against": rival, **_compared(group)})
-        if keys and matched["contest"].nunique() > 1:
+        if keys and matched["comparison"].nunique() > 1:
             whole = _over_conditions(matched)
             rows.append({comparisons.symbol(keys[0]): "all", "case": reference, "against": rival, **_compared(whole)})
     table = pd.DataFrame(rows)
@@ -132,16 +168,18 @@ def paired_comparison(
 
 
 def correlations(study: Study) -> pd.DataFrame:
-    """Pearson and Spearman: GA with LA under equal conditions, GA with AE and LA with LF over all of them."""
+    """GA with LA under equal conditions, GA with AE and LA with LF over all of them; intervals from resampled settings,
+    each with all its seeds.
+    """
     rows = []
     ended = comparisons.final_stage(study.of(study.runs.loc[study.runs["ended"]]))
     keys = comparisons.conditions(ended)
-    for contest in comparisons.groups(ended.runs.dropna(subset=[GA, LA]), keys):
-        where = {comparisons.symbol(key): contest[key].iloc[0] for key in keys}
-        found = _by_case(study.of(contest), contest[LA], contest[GA])
+    for comparison in comparisons.groups(ended.runs.dropna(subset=[GA, LA]), keys):
+        where = {comparisons.symbol(key): comparison[key].iloc[0] for key in keys}
+        found = _by_case(study.of(comparison), comparison[LA], comparison[GA])
         rows += [{"of": GA, "with": LA, **where, **row} for row in found]
     for x, y in (("AE", GA), ("LF", LA)):
-        points = error_points(study, x)
+        points = comparisons.error_points(study, x)
         points = points.loc[points[x] > 0] if len(points) else points
         if len(points):
             mine = study.of(points)
@@ -165,15 +203,17 @@ def _by_case(study: Study, x: "pd.Series[float]", y: "pd.Series[float]") -> list
 
 
 def costs(study: Study) -> pd.DataFrame:
-    """What a round costs every case: bytes, seconds, gradients; and GA at the traffic that all of them reach."""
+    """Traffic of the server and all clients together, seconds and gradients; the last GA that each case reaches within
+    the traffic that all of them use.
+    """
     rounds = study.rounds
     if "bytes_down" not in rounds:
         return pd.DataFrame()
     best = comparisons.best_of_grid(study)
     keys = comparisons.conditions(study)
     rows = []
-    for contest in comparisons.groups(best, keys):
-        ids = {run_id: row["case"] for _, row in contest.iterrows() for run_id in row["run_ids"]}
+    for comparison in comparisons.groups(best, keys):
+        ids = {run_id: row["case"] for _, row in comparison.iterrows() for run_id in row["run_ids"]}
         curves = rounds.loc[rounds["run_id"].isin(ids)].assign(sent=_traffic)
         totals = curves.groupby(["seed", "run_id"])["sent"].max()
         common = totals.loc[totals > 0].groupby("seed").min()
@@ -184,7 +224,7 @@ def costs(study: Study) -> pd.DataFrame:
             reached = within.loc[within["run_id"].isin(mine["run_id"])].groupby("run_id")[GA].last()
             rows.append(
                 {
-                    **{comparisons.symbol(key): contest[key].iloc[0] for key in keys},
+                    **{comparisons.symbol(key): comparison[key].iloc[0] for key in keys},
                     "case": case,
                     "MB per round": (mine["bytes_down"] + mine["bytes_up"]).mean() / 1e6,
                     # The median: the first round after a start also loads code and data.
@@ -199,15 +239,14 @@ def costs(study: Study) -> pd.DataFrame:
 
 
 def calibration(study: Study) -> pd.DataFrame:
-    """NLL, Brier, ECE, AURC and AUROC of every case and kind of prediction, at the best setting of every case."""
+    """The mean (map) and, after a final round, every kind of prediction: 15 bins of equal width; AUROC of the entropy
+    for out-of-distribution inputs; T: what the logits of temperature are divided by. NLL, Brier, the kinds of ECE and
+    AURC are small if good.
+    """
     runs = study.runs
-    best = comparisons.best_of_grid(study)
-    keys = comparisons.conditions(study)
-    kinds, strange = kinds_in(map(str, runs)), _strange(runs)
+    kinds, detected = kinds_in(map(str, runs)), _detected(runs)
     rows = []
-    for _, row in best.iterrows():
-        mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
-        start = {comparisons.symbol(key): row[key] for key in keys} | {"case": row["case"]}
+    for start, mine in _best_runs(study):
         found = [kind for kind in kinds if mine[f"{kind}/NLL"].notna().any()]
         for kind in found or [""]:
             prefix = f"{kind}/" if kind else ""
@@ -216,7 +255,7 @@ def calibration(study: Study) -> pd.DataFrame:
             for metric in CALIBRATION:
                 if f"{prefix}{metric.name}" in mine:
                     line |= spread_columns(metric.heading, mine[f"{prefix}{metric.name}"])
-            for name in strange:
+            for name in detected:
                 if f"{prefix}AUROC/{name}" in mine and mine[f"{prefix}AUROC/{name}"].notna().any():
                     line |= spread_columns(f"AUROC {name}", mine[f"{prefix}AUROC/{name}"])
             if kind == "temperature" and "posterior/logit_temperature" in mine:
@@ -226,19 +265,18 @@ def calibration(study: Study) -> pd.DataFrame:
 
 
 def detection(study: Study) -> pd.DataFrame:
-    """AUROC, AUPR and FPR95 of the entropy for out-of-distribution inputs, a row for each kind of prediction."""
-    runs = study.runs
-    best = comparisons.best_of_grid(study)
-    keys = comparisons.conditions(study)
+    """How well the entropy of a prediction separates out-of-distribution inputs from the test set. AUROC and AUPR are
+    large if good. FPR95 is small if good: the share of the test set that is flagged when 95 % of the others are.
+    """
     rows = []
-    for _, row in best.iterrows():
-        mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
-        for name in _strange(runs):
-            for kind in kinds_in(map(str, runs)):
+    for start, mine in _best_runs(study):
+        for name in _detected(mine):
+            for kind in kinds_in(map(str, mine)):
                 if f"{kind}/AUROC/{name}" not in mine or mine[f"{kind}/AUROC/{name}"].isna().all():
                     continue
-                line = {comparisons.symbol(key): row[key] for key in keys} | {"OOD inputs": name}
-                line |= {"case": row["case"], "prediction": kind}
+                case = start["case"]
+                where = {key: value for key, value in start.items() if key != "case"}
+                line = where | {"out-of-distribution inputs": name, "case": case, "prediction": kind}
                 for metric in ("AUROC", "AUPR", "FPR95"):
                     if f"{kind}/{metric}/{name}" in mine:
                         line |= spread_columns(metric, mine[f"{kind}/{metric}/{name}"])
@@ -246,22 +284,20 @@ def detection(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _strange(runs: pd.DataFrame) -> list[str]:
-    """The out-of-distribution inputs that were measured."""
-    return [str(name).removeprefix("map/AUROC/") for name in runs if str(name).startswith("map/AUROC/")]
+def _detected(runs: pd.DataFrame) -> list[str]:
+    """The out-of-distribution inputs that were looked at."""
+    names = [str(name) for name in runs if str(name).startswith("map/AUROC/")]
+    return [name.removeprefix("map/AUROC/") for name in names if runs[name].notna().any()]
 
 
 def personal(study: Study) -> pd.DataFrame:
-    """Accuracy on the clients' own test sets, before and after local training, at the best setting of every case."""
-    runs = study.runs
-    best = comparisons.best_of_grid(study)
-    keys = comparisons.conditions(study)
+    """PA before: the server's model as a round begins; after: each client's model after local training. Means over the
+    clients of the last round; the mean of the worst tenth of them; their standard deviation.
+    """
     rows = []
-    for _, row in best.iterrows():
-        mine = runs.loc[runs["run_id"].isin(row["run_ids"])]
+    for line, mine in _best_runs(study):
         if mine["PA_after"].isna().all():
             continue
-        line = {comparisons.symbol(key): row[key] for key in keys} | {"case": row["case"]}
         for metric in PERSONAL:
             line |= spread_columns(metric.heading, 100 * mine[metric.name])
         rows.append(line | {"n": int(mine["PA_after"].notna().sum())})
@@ -284,6 +320,17 @@ def reference_case(study: Study) -> str:
 def spread_columns(name: str, values: "pd.Series[float]") -> dict[str, float]:
     """The mean of some values, the ends of its interval, and their standard deviation."""
     return {**columns(name, mean_interval(values.to_numpy())), f"{name} std": float(values.std())}
+
+
+def mean_columns(name: str, values: "pd.Series[float]") -> dict[str, float]:
+    """The mean of some values and their standard deviation."""
+    return {name: float(values.mean()), f"{name} std": float(values.std())}
+
+
+def arrival_columns(threshold: float, rounds: "pd.Series[Any]") -> dict[str, float]:
+    """When runs reach a level of GA, given the first such round of each that does, and how many do."""
+    level = f"{threshold:.0%}"
+    return {**mean_columns(f"rounds to {level}", rounds), f"reached {level}": len(rounds)}
 
 
 def columns(name: str, interval: Interval) -> dict[str, float]:
@@ -310,19 +357,19 @@ def _optimism(row: "pd.Series[Any]") -> float:
 
 def _pairs(chosen: pd.DataFrame, first: str, second: str, keys: Sequence[str], metric: str) -> pd.DataFrame:
     """One row per condition and seed that both have."""
-    contest = chosen.groupby(list(keys), dropna=False, sort=False).ngroup() if keys else 0
-    columns = ["contest", "seed", "partition", metric]
-    table = chosen.assign(contest=contest)
+    comparison = chosen.groupby(list(keys), dropna=False, sort=False).ngroup() if keys else 0
+    columns = ["comparison", "seed", "partition", metric]
+    table = chosen.assign(comparison=comparison)
     one = table.loc[table["case"].eq(first), [*columns, *keys]]
     two = table.loc[table["case"].eq(second), columns]
-    return one.merge(two, on=["contest", "seed"], suffixes=(" first", " second")).rename(
+    return one.merge(two, on=["comparison", "seed"], suffixes=(" first", " second")).rename(
         columns={f"{metric} first": "first", f"{metric} second": "second"}
     )
 
 
 def _over_conditions(matched: pd.DataFrame) -> pd.DataFrame:
     same = matched.loc[matched["partition first"].eq(matched["partition second"])]
-    complete = same.groupby("seed").filter(lambda mine: mine["contest"].nunique() == matched["contest"].nunique())
+    complete = same.groupby("seed").filter(lambda mine: mine["comparison"].nunique() == matched["comparison"].nunique())
     means = complete.groupby("seed")[["first", "second"]].mean().reset_index()
     return means.assign(**{"partition first": "", "partition second": ""})
 
@@ -366,22 +413,19 @@ def _traffic(curve: pd.DataFrame) -> "pd.Series[float]":
     return (curve["bytes_down"] + curve["bytes_up"]).groupby(curve["run_id"]).cumsum()
 
 
-__all__ = [
-    "NOTE",
-    "accuracy_and_rounds",
-    "best_settings",
-    "calibration",
-    "columns",
-    "correlated",
-    "correlations",
-    "costs",
-    "detection",
-    "html",
-    "latex",
-    "paired_comparison",
-    "personal",
-    "readable",
-    "reference_case",
-    "save",
-    "spread_columns",
-]
+# In the order of the report; the names are those of `fl-lightning table`.
+TABLES = (
+    Entry(accuracy_and_rounds, "GA, LA and rounds to thresholds", name="accuracy", of_chosen=True),
+    Entry(best_settings, "Best settings", lambda s: bool(comparisons.tuned(s)), name="best", of_chosen=True),
+    Entry(paired_comparison, "Paired comparison", name="paired", of_chosen=True),
+    Entry(calibration, "Calibration", lambda s: s.measures("ECE"), of_chosen=True),
+    Entry(
+        detection,
+        "Out-of-distribution inputs",
+        lambda s: bool(_detected(s.runs)),
+        of_chosen=True,
+    ),
+    Entry(personal, "Accuracy on the clients' own test sets", lambda s: s.measures("PA_after"), of_chosen=True),
+    Entry(correlations, "Correlations"),
+    Entry(costs, "What a round costs"),
+)

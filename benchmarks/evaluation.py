@@ -11,7 +11,7 @@ from benchmarks.table import Row
 from benchmarks.works import Work, as_bytes
 from fl_lightning.engines.functional import Functional
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.metrics.round_metrics import score
+from fl_lightning.metrics.scores import score
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.record import RoundRecord
 

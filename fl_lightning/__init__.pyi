@@ -16,7 +16,7 @@ from .loop import federate as federate
 from .method import Method as Method
 from .metrics.round_metrics import ClientEvaluator as ClientEvaluator
 from .metrics.round_metrics import measure as measure
-from .metrics.round_metrics import score as score
+from .metrics.scores import score as score
 from .metrics.uncertainty.settings import Uncertainty as Uncertainty
 from .models.task import Task as Task
 from .models.task import Weights as Weights

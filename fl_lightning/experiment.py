@@ -8,7 +8,7 @@ from types import MappingProxyType
 from fl_lightning.engines.parallel.executor import Executor, Workers, executing
 from fl_lightning.errors import Diverged, require
 from fl_lightning.federation import cohort_size
-from fl_lightning.loop import federate
+from fl_lightning.loop import Problem, federate
 from fl_lightning.method import task_of
 from fl_lightning.metrics.early_stopping import Stop
 from fl_lightning.metrics.metric import Measurement
@@ -17,6 +17,7 @@ from fl_lightning.record import RoundRecord
 from fl_lightning.runs import final_round, saved_model
 from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.evaluator import Evaluator
+from fl_lightning.runs.features import with_features
 from fl_lightning.runs.folder import Result, clear, ended, folder_of, latest, locked
 from fl_lightning.runs.open_run import OpenRun, RunOptions
 from fl_lightning.runs.problem import problem_of
@@ -119,7 +120,8 @@ def rounds(config: RunConfig, out: Path, options: RunOptions = RunOptions()) -> 
 def _computed(config: RunConfig, out: Path, options: RunOptions) -> Rounds:
     """The rounds of a run whose lock is held: those of earlier processes, then the others."""
     problem = problem_of(config)  # data, clients, model
-    evaluator = Evaluator(config, problem, folder_of(config, out))
+    whole, problem = problem, with_features(config, problem)
+    evaluator = Evaluator(config, problem, folder_of(config, out), whole)
     saved = saved_rounds(config, out, evaluator.start, options.fresh, evaluator.user_metrics)
     history = list(saved.history) if saved else []
     known, last = _enough(options.stop, history), config.federation.rounds
@@ -147,9 +149,7 @@ def _computed(config: RunConfig, out: Path, options: RunOptions) -> Rounds:
                     if is_last:
                         history[-1].metrics.update(evaluator.conclude(record, options.pictures))
                     if is_last and options.model:
-                        final = Weights(record.after.state.params, record.after.buffers)
-                        task = task_of(config.method, problem.task)
-                        saved_model.write(open_run.folder, task, final, problem.dataset.preparation)
+                        _save_model(config, whole, record, open_run.folder)
                     open_run.save(record.after, with_state=options.checkpoint or record.round < last)
                     yield record.round, history[-1]
                     del record  # the models of all its clients
@@ -158,6 +158,13 @@ def _computed(config: RunConfig, out: Path, options: RunOptions) -> Rounds:
             except Diverged as divergence:
                 open_run.diverge(divergence)
             open_run.finish()
+
+
+def _save_model(config: RunConfig, problem: Problem, record: RoundRecord, folder: Path) -> None:
+    """Write the network after the last round; of one that is partly frozen, the trained part."""
+    final, task = Weights(record.after.state.params, record.after.buffers), task_of(config.method, problem.task)
+    is_part = config.model.tuning.train != "all"
+    saved_model.write(folder, task, final, problem.dataset.preparation, apart=is_part)
 
 
 def _enough(stop: Stop | None, history: Sequence[Measurement]) -> int | None:

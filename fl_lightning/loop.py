@@ -40,6 +40,7 @@ from fl_lightning.method import (
     traffic,
     with_round_lr,
 )
+from fl_lightning.models import lora
 from fl_lightning.models.inputs import each
 from fl_lightning.models.task import Task
 from fl_lightning.params import Params, all_finite, weighted_sum, zip_map
@@ -326,6 +327,7 @@ def run_round(
     state = method.aggregate(before.state, cohort, reports)
     check_state(method, "aggregate", state, before.state)
     buffers = average_buffers([result.local.buffers for result in results], cohort.weights)
+    buffers |= lora.residuals(task.model, before.buffers, [one.local.params for one in results], cohort.weights)
     if not all_finite(state.params):
         raise Diverged(number, None)
     end_time = time.perf_counter()
@@ -339,7 +341,7 @@ def run_round(
         reports=reports,
         after=Snapshot(number, state, buffers),
         bytes_down=bytes_down(method, context, before.buffers, len(plans)),
-        bytes_up=sum(bytes_of(method, r, c.local.buffers) for r, c in zip(reports, results, strict=True)),
+        bytes_up=bytes_up(method, reports, results),
         gradient_evaluations=sum(len(plan.data) * (plan.num_epochs + extra) for plan in plans),
         seconds_local=trained_time - sent_time,
         seconds_server=(broadcast_time - start_time) + (end_time - trained_time),
@@ -352,6 +354,12 @@ def bytes_of(method: Method, message: Any, buffers: Params) -> int:
     numbers = traffic(method, (message, buffers))
     check_traffic(method, numbers)
     return math.ceil(BYTES_PER_NUMBER * numbers)
+
+
+def bytes_up(method: Method, reports: Sequence[Any], results: Sequence[ClientResult]) -> int:
+    """What it takes to send all reports, each with the buffers that training changes."""
+    pairs = zip(reports, results, strict=True)
+    return sum(bytes_of(method, report, lora.without_residuals(one.local.buffers)) for report, one in pairs)
 
 
 def bytes_down(method: Method, context: Context, buffers: Params, number: int) -> int:

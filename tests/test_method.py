@@ -15,7 +15,8 @@ from fl_lightning.loop import federate
 from fl_lightning.method import MIXINS, Context, CountsTraffic, Method, ObservesPath, OwnNetwork, task_of
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.metrics.round_metrics import measure, score
+from fl_lightning.metrics.round_metrics import measure
+from fl_lightning.metrics.scores import score
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import count, flatten, zeros, zip_map
 from fl_lightning.penalty import Quadratic

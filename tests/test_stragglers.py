@@ -110,6 +110,11 @@ def test_cohorts_are_drawn_anew_in_every_round_and_for_every_seed():
     assert len(drawn) == 9
 
 
+@pytest.mark.parametrize(("clients", "share", "number"), [(5, 0.5, 3), (5, 0.29, 1), (5, 0.01, 1), (4, 0.4, 2)])
+def test_a_fraction_of_the_clients_is_rounded_to_one_or_more(clients, share, number):
+    assert len(cohort_of(FedProx(), sizes=(4,) * clients, fraction=share).members) == number
+
+
 def test_everybody_is_one_sooner_or_later():
     federation = Federation(straggler_fraction=0.2)
     seen = set()

@@ -20,8 +20,8 @@ from fl_lightning.metrics.metric import VALIDATION
 
 # How much too good the seeds that chose look: in points of an accuracy, or of any other metric.
 OPTIMISM_POINTS, OPTIMISM = "optimism (points)", "optimism"
-# The setting that makes a comparison of its own in every combination of conditions, unless it is tuned: a study may go
-# on to more rounds, and then both lengths have a best.
+# Runs of other lengths are a comparison of their own, unless the length is tuned: a study may go on to more rounds, and
+# then both lengths have a best.
 ROUNDS = "federation.rounds"
 
 
@@ -74,7 +74,7 @@ class Keys(NamedTuple):
     """Which settings a study varies, and as what.
 
     Attributes:
-        environments: Conditions; a comparison of its own in every combination.
+        environments: Conditions: a comparison of its own in every combination.
         tuned: What is tried for a case.
         cases: What makes a case.
         given: What follows from the conditions.

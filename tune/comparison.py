@@ -14,9 +14,9 @@ from fl_lightning.system import activity
 from tune.estimate import Estimate
 from tune.grid import cells
 from tune.outcome import CellOutcome
-from tune.status import Watch
 from tune.study import Case, Study
 from tune.sweep import Options, local_slots, missing, sweep
+from tune.work import Watch
 
 # Ray and its processes take ten seconds to start, on a busy machine a minute: shorter comparisons do without.
 WORTH_SECONDS = 60.0
@@ -53,7 +53,7 @@ def study_of(
 
     Args:
         settings: Of every run.
-        variants: The methods, as `variant_settings` reads them.
+        variants: What is compared, as `variant_settings` reads them.
         seeds: Repetitions.
         name: By which a report can select it; by default `name_of`.
         stop: When a run need not go on.

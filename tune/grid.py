@@ -4,22 +4,31 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from fl_lightning import discovery
+from fl_lightning.data.partition import Split
 from fl_lightning.discovery import plugin_hash
 from fl_lightning.errors import UserError, require, unknown
 from fl_lightning.method import Method
-from fl_lightning.metrics.metric import VALIDATION
+from fl_lightning.metrics.metric import GA, VALIDATION
 from fl_lightning.metrics.round_metrics import ALWAYS, MEASURED
+from fl_lightning.models.tuning import Tuning
 from fl_lightning.runs.config.aliases import UnknownSetting
 from fl_lightning.runs.config.run_config import RunConfig, chosen_names, configure
-from fl_lightning.runs.config.schema import schema_of
+from fl_lightning.runs.config.schema import fields_of, schema_of
+from fl_lightning.runs.folder import ended
 from fl_lightning.streams import numpy_generator
 from tune.best import ROUNDS
 from tune.study import MOST_ROUNDS, REFERENCE, Case, Range, Study
 
 SPREAD = (f"LA_{name}" for name in ("min", "q25", "median", "q75", "max"))
+# What a run that others start from is, unless the study says otherwise.
+PRETRAINING = {
+    **{"method": "centralised", "method.on": "holdout", "data.clients": 1, "data.partition": "iid"},
+    "evaluation.local": False,
+}
 KNOWN_METRICS = frozenset((*(MEASURED - {"own"}), *ALWAYS, VALIDATION, *SPREAD))
 
 
@@ -36,6 +45,7 @@ class Cell:
         refers: Settings that hold the folder of the reference run.
         references: That folder, by seed.
         confirms: Whether its seeds only confirm a choice that was made without them.
+        start: The folder of the run that its networks start from, if that is there.
     """
 
     case: str
@@ -46,15 +56,16 @@ class Cell:
     refers: tuple[str, ...] = ()
     references: Mapping[int, str] = field(default_factory=dict)
     confirms: bool = False
+    start: str | None = None
 
     @property
     def group(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
         """Its case and environment."""
-        return self.case, tuple(sorted((key, str(value)) for key, value in self.environment.items()))
+        return self.case, _key(self.environment)
 
     @property
-    def contest(self) -> tuple[Any, ...]:
-        """The comparison it belongs to: runs of more rounds have one of their own, unless their number is tuned."""
+    def comparison(self) -> tuple[Any, ...]:
+        """What it is compared with: runs of more rounds are a comparison of their own, unless their number is tuned."""
         return (*self.group, None if ROUNDS in self.point else self.config.federation.rounds)
 
     @property
@@ -63,6 +74,9 @@ class Cell:
 
     def _config(self, seed: int) -> RunConfig:
         config = replace(self.config, seed=seed)
+        if self.start is not None and config.model.tuning.weights is None:
+            tuning = replace(config.model.tuning, weights=self.start)
+            config = replace(config, model=replace(config.model, tuning=tuning))
         for key in self.refers:
             section, _, name = key.partition(".")
             settings = replace(getattr(config, section), **{name: self.references.get(seed)})
@@ -87,6 +101,36 @@ def reference_cells(study: Study) -> list[Cell]:
     return [replace(cell_of(study, case, environment, {}), seeds=seeds) for environment in environments(study)]
 
 
+def pretrain_cells(study: Study) -> list[Cell]:
+    """The runs that networks start from, one for each environment; how clients divide the data changes nothing."""
+    if study.pretrain is None:
+        return []
+    of_clients = fields_of(Split).keys() - {"subset", "test_subset", "holdout", "holdout_seed", "drop_classes"}
+    left_out = {f"data.{name}" for name in of_clients} | {f"model.{name}" for name in fields_of(Tuning)}
+
+    def kept(settings: Mapping[str, Any]) -> dict[str, Any]:
+        sections = ("data", "model", "engine", "compute")
+        parts = {key: value for key, value in settings.items() if key.partition(".")[0] in sections}
+        return {key: value for key, value in parts.items() if key not in left_out and "lora" not in key}
+
+    found = []
+    for environment in environments(study):
+        settings = {**kept(study.base_in(environment)), **kept(environment), **PRETRAINING, **study.pretrain}
+        seed = int(settings.pop("seed", 0))
+        alone = replace(study, base={}, given=(), pretrain=None, metric=GA, stop=None, seeds=(seed,))
+        found.append(cell_of(alone, Case("reference", settings), {}, {}))
+    return found
+
+
+def started(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
+    """Cells whose networks start from the runs of `pretrain_cells`, where those have ended."""
+    folders = {}
+    for environment, cell in zip(environments(study), pretrain_cells(study), strict=study.pretrain is not None):
+        known = ended(cell.config, out, None)
+        folders[_key(environment)] = None if known is None else str(known.folder)
+    return [replace(cell, start=folders.get(_key(cell.environment))) for cell in tried]
+
+
 def environments(study: Study) -> list[dict[str, Any]]:
     """Every combination of the conditions."""
     return _product(study.environments)
@@ -101,7 +145,7 @@ def points(study: Study, case: Case) -> list[dict[str, Any]]:
 
 
 def draw(space: Mapping[str, Range], index: int) -> dict[str, Any]:
-    """The index-th random setting. A key gets the same values in every case, so that all compare on equal terms.
+    """The index-th random setting. A key gets the same values in every case, so that all compete on equal terms.
 
     >>> first = draw({"training.lr": Range("loguniform", (0.001, 1.0))}, 0)
     >>> 0.001 <= first["training.lr"] <= 1.0, first == draw({"training.lr": Range("loguniform", (0.001, 1.0))}, 0)
@@ -179,6 +223,10 @@ def _takes(settings: Mapping[str, Any], key: str) -> bool:
 def _referring(settings: Mapping[str, Any]) -> list[str]:
     """The keys whose value stands for the folder of the reference run."""
     return [key for key, value in settings.items() if value == REFERENCE]
+
+
+def _key(environment: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted((key, str(value)) for key, value in environment.items()))
 
 
 def _product(space: Mapping[str, Range]) -> list[dict[str, Any]]:

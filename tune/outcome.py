@@ -1,7 +1,8 @@
-"""The results of a cell's runs, and the best cell of each comparison."""
+"""What the runs of a cell have shown, which cell of a comparison is the best, and the runs that follow from it."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,19 +64,56 @@ def best_of(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:
 
     Fresh seeds choose nothing; where none but they have so many rounds, they are of the setting that was chosen before.
     """
-    contests: dict[Any, list[CellOutcome]] = {}
+    comparisons: dict[Any, list[CellOutcome]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.cell.confirms):
-        mine = contests.setdefault(outcome.cell.contest, [])
+        mine = comparisons.setdefault(outcome.cell.comparison, [])
         if not (outcome.cell.confirms and mine):
             mine.append(outcome)
-    found = [(mine, best.best([one.tried for one in mine])) for mine in contests.values()]
+    found = [(mine, best.best([one.tried for one in mine])) for mine in comparisons.values()]
     return [mine[number] for mine, number in found if number is not None]
 
 
 def protocol_of(outcomes: Sequence[CellOutcome], study: Study) -> str:
     """How the numbers of the table came about; empty if there was nothing to choose from."""
-    contests = [outcome.cell.contest for outcome in outcomes if not outcome.cell.confirms]
-    if len(set(contests)) == len(contests) and study.confirm is None:
+    comparisons = [outcome.cell.comparison for outcome in outcomes if not outcome.cell.confirms]
+    if len(set(comparisons)) == len(comparisons) and study.confirm is None:
         return ""
     fewer = any(case.confirming for case in study.cases)
     return best.protocol(study.metric, study.seeds, study.confirm.seeds if study.confirm else (), fewer)
+
+
+def follows_up(study: Study) -> bool:
+    """Whether a study goes on when all settings have been tried."""
+    return study.continue_to is not None or study.confirm is not None
+
+
+def finals(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
+    """The best setting of every case and environment, with all rounds and, if the study confirms, on fresh seeds.
+
+    The seeds that chose do not go on where fresh ones do: nothing but the choice is read off them.
+    """
+    return [final(study, cell) for cell in _best(study, tried, out)] if follows_up(study) else []
+
+
+def expected(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
+    """The same, before all settings have been tried: those that would be chosen now."""
+    # Where nothing is known yet, one setting of each comparison stands for the best.
+    likely = {cell.comparison: cell for cell in tried} | {cell.comparison: cell for cell in _best(study, tried, out)}
+    return [final(study, cell) for cell in likely.values()] if follows_up(study) else []
+
+
+def final(study: Study, cell: Cell) -> Cell:
+    """A setting with the rounds and on the seeds that a study ends with."""
+    if study.continue_to is not None:
+        federation = replace(cell.config.federation, rounds=study.continue_to)
+        cell = replace(cell, config=replace(cell.config, federation=federation))
+    return on_fresh_seeds(study, cell) if study.confirm is not None else cell
+
+
+def on_fresh_seeds(study: Study, cell: Cell) -> Cell:
+    """The same setting on the confirming seeds."""
+    return replace(cell, seeds=study.confirming_seeds(cell.case), confirms=True)
+
+
+def _best(study: Study, tried: Sequence[Cell], out: Path) -> list[Cell]:
+    return [one.cell for one in best_of([outcome_of(cell, out, study) for cell in tried])]

@@ -35,12 +35,12 @@ class FairSearch(Searcher):
 
     def __init__(self, study: Study, memory: Path, is_new: Callable[[RunConfig], bool]) -> None:
         super().__init__(metric=VALUE, mode="max")
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # or it tells of every study it creates
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # or it logs every study it creates
         self._memory, self._samples, self._is_new = memory, study.search.samples or 0, is_new
         self.proposed: list[Cell] = []
         self.computed = 0
-        self._contests = [
-            _Contest(study, case, environment, number)
+        self._searches = [
+            _CaseSearch(study, case, environment, number)
             for number, (environment, case) in enumerate(
                 (environment, case) for environment in environments(study) for case in study.cases
             )
@@ -48,38 +48,38 @@ class FairSearch(Searcher):
         self._remembered: dict[str, list[dict[str, Any]]] = (
             json.loads(memory.read_text(encoding="utf-8"))
             if memory.exists()
-            else {contest.name: [] for contest in self._contests}
+            else {search.name: [] for search in self._searches}
         )
-        for contest in self._contests:
-            contest.begin(self._remembered[contest.name])
-        self._owner: dict[str, _Contest] = {}
+        for search in self._searches:
+            search.begin(self._remembered[search.name])
+        self._owner: dict[str, _CaseSearch] = {}
 
     @property
     def budget(self) -> int:
         """Settings that are tried in all."""
-        return self._samples * len(self._contests)
+        return self._samples * len(self._searches)
 
     @property
     def rounds(self) -> int:
         """Rounds of the longest run."""
-        return max(contest.rounds for contest in self._contests)
+        return max(search.rounds for search in self._searches)
 
     def suggest(self, trial_id: str) -> Any:
-        open_ones = [contest for contest in self._contests if len(contest.points) < self._samples]
+        open_ones = [search for search in self._searches if len(search.points) < self._samples]
         if not open_ones:
             return str(Searcher.FINISHED)
-        contest = min(open_ones, key=lambda one: len(one.points))
-        cell = contest.propose(trial_id)
-        self._owner[trial_id] = contest
+        search = min(open_ones, key=lambda one: len(one.points))
+        cell = search.propose(trial_id)
+        self._owner[trial_id] = search
         self.proposed.append(cell)
         self.computed += sum(map(self._is_new, cell.configs))
-        points = contest.points
-        if len(points) > len(self._remembered[contest.name]):
-            self._remembered[contest.name] = list(points)
+        points = search.points
+        if len(points) > len(self._remembered[search.name]):
+            self._remembered[search.name] = list(points)
             write_atomically(self._memory, json.dumps(self._remembered).encode())
         settings = [config.flat() for config in cell.configs]
         described = {"case": cell.case, "point": {**cell.environment, **cell.point}}
-        return {"settings": settings, "contest": contest.name, "number": len(points), **described}
+        return {"settings": settings, "comparison": search.name, "number": len(points), **described}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if not math.isnan(result[VALUE]):  # not measured yet
@@ -96,7 +96,7 @@ class FairSearch(Searcher):
         """Nothing: a restarted sweep begins with the proposals that are written down."""
 
 
-class _Contest:
+class _CaseSearch:
     """One case in one environment, with a searcher of its own."""
 
     def __init__(self, study: Study, case: Case, environment: Mapping[str, Any], number: int) -> None:
@@ -109,7 +109,7 @@ class _Contest:
 
     def begin(self, remembered: Sequence[dict[str, Any]]) -> None:
         """Start the search, with what was proposed before."""
-        # Optuna takes no lists as categories, so it chooses their numbers.
+        # Optuna takes no lists as values of a setting, so it chooses their numbers.
         known = [{key: _coded(self._space[key], value) for key, value in point.items()} for point in remembered]
         space = {key: _distribution(values) for key, values in self._space.items()}
         # What was proposed before draws nothing, so with the same seed the first draws would be made again.
@@ -126,29 +126,29 @@ class _Contest:
 
 
 class FairAsha(FIFOScheduler):
-    """ASHA within each comparison: settings are compared with those of the same case and environment alone.
+    """ASHA that compares settings within the same case and environment alone.
 
-    What it has stopped is written down. ASHA compares settings as they come, which is never quite the same order, so
+    What it has stopped is written down. ASHA takes settings as they come, which is never quite the same order, so
     after a restart it would have some of them go on.
     """
 
     def __init__(self, study: Study, rounds: int, memory: Path) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._study, self._rounds, self._memory = study, rounds, memory
-        self._judges: dict[str, ASHAScheduler] = {}
+        self._schedulers: dict[str, ASHAScheduler] = {}
         self._stops: dict[str, int] = json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else {}
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        self._judge(trial).on_trial_add(tune_controller, trial)
+        self._scheduler_of(trial).on_trial_add(tune_controller, trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         ended = result["rounds"] >= trial.config["settings"][0]["federation.rounds"]
         if ended or result.get("done") or result.get("failures") or math.isnan(result[VALUE]):
             return str(TrialScheduler.CONTINUE)  # it would be stopped just before its end, or before it was measured
-        name = f"{trial.config['contest']} {trial.config['number']}"
-        if result[VALUE] == float("-inf"):  # diverged, and so without a number to compare
+        name = f"{trial.config['comparison']} {trial.config['number']}"
+        if result[VALUE] == float("-inf"):  # diverged: ASHA compares finite numbers
             return str(TrialScheduler.STOP)
-        verdict = str(self._judge(trial).on_trial_result(tune_controller, trial, result))
+        verdict = str(self._scheduler_of(trial).on_trial_result(tune_controller, trial, result))
         if verdict == TrialScheduler.STOP and name not in self._stops:
             self._stops[name] = result["rounds"]
             write_atomically(self._memory, json.dumps(self._stops).encode())
@@ -158,15 +158,15 @@ class FairAsha(FIFOScheduler):
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         if result[VALUE] > float("-inf"):
-            self._judge(trial).on_trial_complete(tune_controller, trial, result)
+            self._scheduler_of(trial).on_trial_complete(tune_controller, trial, result)
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        self._judge(trial).on_trial_remove(tune_controller, trial)
+        self._scheduler_of(trial).on_trial_remove(tune_controller, trial)
 
-    def _judge(self, trial: Any) -> ASHAScheduler:
-        contest = trial.config["contest"]
-        if contest not in self._judges:
-            self._judges[contest] = ASHAScheduler(
+    def _scheduler_of(self, trial: Any) -> ASHAScheduler:
+        comparison = trial.config["comparison"]
+        if comparison not in self._schedulers:
+            self._schedulers[comparison] = ASHAScheduler(
                 time_attr="rounds",
                 metric=VALUE,
                 mode="max",
@@ -175,7 +175,7 @@ class FairAsha(FIFOScheduler):
                 reduction_factor=self._study.search.reduction,
                 stop_last_trials=False,
             )
-        return self._judges[contest]
+        return self._schedulers[comparison]
 
 
 def _distribution(values: Range) -> BaseDistribution:

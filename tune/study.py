@@ -4,13 +4,14 @@ One YAML or Python file, data without logic:
 
     about: FOLA against FedAvg.                 # shown by `fl-lightning list studies`
     base: {data: digits, federation.rounds: 20} # settings of every run, by dotted key
-    environments: {data.alpha: [0.01, 1]}       # conditions; every combination is a comparison of its own
+    environments: {data.alpha: [0.01, 1]}       # given conditions; every combination is a comparison of its own
     given:                                      # settings that go with a condition
       - {when: {data.alpha: 0.01}, training.lr: 0.05}
-    cases:                                      # the methods, each with settings and a space of its own
+    cases:                                      # what is compared, each with settings and a space of its own
       - {label: FedAvg, method: fedavg}
       - {label: FOLA, method: fola, space: {method.strength: [1, 100]}}
     space: {training.lr: [0.1, 0.01]}           # what is tuned, for every case: a list is a grid
+    pretrain: {training.lr: 0.05}               # one run on the server's data, from which all networks start
     seeds: 3                                    # 0, 1, 2; or a list
     confirm: {seeds: 5}                         # the best settings again, on seeds 3 to 7, which chose nothing
     scales: {smoke: {seeds: 1}}                 # named changes of all this, chosen by --scale
@@ -32,8 +33,10 @@ from fl_lightning.metrics.metric import GA
 from tune.best import ROUNDS
 
 REFERENCE = "@reference"
+# In the folder of a sweep: what was swept, whether it has ended, which runs it has, and the best settings to read.
+STUDY, STATE, TABLE, SUMMARY = "study.yaml", "sweep.json", "runs.csv", "best.md"
 # Keys that studies did not always have: they count for the identity where they say something.
-LATER = frozenset({"given", "confirming", "among"})
+LATER = frozenset({"given", "confirming", "among", "pretrain"})
 # More than these is a slip: every setting takes a moment before anything is computed. The largest of our own studies
 # has 6,250 settings and 187,500 runs.
 MOST_SETTINGS, MOST_RUNS = 10_000, 200_000
@@ -52,7 +55,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A method, or a variant of one, in a study.
+    """What is compared: a method, or a variant of it.
 
     Attributes:
         label: What it is called in tables and figures.
@@ -94,7 +97,7 @@ class Search:
     Attributes:
         algorithm: Every combination (grid), independent draws (random), or Optuna's Bayesian search (optuna).
         samples: Settings that each case may try in each environment: the same budget for all.
-        scheduler: asha stops bad settings early, by the metric round by round, within a case and environment.
+        scheduler: asha stops bad settings early, by the metric after every round, within a case and environment.
         grace: Rounds that asha grants every setting.
         reduction: asha keeps one of this many at each of its stages.
     """
@@ -154,7 +157,7 @@ class Study:
         base: Settings of every run.
         environments: Conditions; a comparison in every combination of them.
         given: Settings that go with some of these conditions.
-        cases: The methods and variants that compete.
+        cases: What is compared.
         space: What is tuned for all of them.
         seeds: Repetitions.
         metric: Of the last round, averaged over seeds, it decides what is best: the largest, or the smallest of NLL,
@@ -167,12 +170,14 @@ class Study:
             alone go on to more rounds then.
         thresholds: Levels of GA whose round of arrival the table shows.
         keep_checkpoints: Whether the final models stay on disk.
-        keep_models: Whether the final models are kept as state dicts, on disk and in MLflow.
+        keep_models: Whether the final models stay as state dicts, on disk and in MLflow.
         memory: GB that a run takes; where they are scarce, fewer runs at once.
         report: Whether figures and tables of the study are made at the end and stored with the sweep in MLflow.
         reference: Settings of a run that is computed first, for every environment and seed; where a setting is
             `@reference`, the folder of that run takes its place.
         among: The labels of all cases, where only some of them take part.
+        pretrain: Settings of a run that is computed first, once for every environment; the networks of all cases and
+            seeds start from it. It trains in one place on the server's data (data.holdout), unless they say otherwise.
     """
 
     name: str
@@ -196,6 +201,7 @@ class Study:
     report: bool = False
     memory: float = 0.0
     among: tuple[str, ...] = ()
+    pretrain: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         require(isinstance(self.metric, str), f"metric must be the name of a metric, got {self.metric!r}")
@@ -271,6 +277,10 @@ class Study:
         )
 
     def _check_given(self) -> None:
+        require(
+            self.pretrain is None or self.search.algorithm != "optuna",
+            f"study {self.name}: pretrain goes with search.algorithm grid or random, got optuna",
+        )
         for one in self.given:
             strange = [key for key in one.when if key not in self.environments and key not in self.base]
             require(
@@ -286,7 +296,8 @@ class Study:
 
     def base_in(self, environment: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of every run under some conditions."""
-        base = dict(self.base)
+        # All seeds start from one network, so that its data must not be any seed's clients'.
+        base = dict(self.base) if self.pretrain is None else {"data.holdout_seed": 0, **self.base}
         for one in self.given:
             if one.holds({**self.base, **environment}):
                 base |= one.settings

@@ -170,8 +170,8 @@ def _parse(name: str, scale: str, content: Mapping[str, Any]) -> Study:
     for key in ("environments", "space"):
         if key in values:
             values[key] = _space(f"{name}: {key}", values[key])
-    for key in ("base", "reference"):
-        if key in values:
+    for key in ("base", "reference", "pretrain"):
+        if values.get(key) is not None:
             values[key] = _mapping(f"{name}: {key}", values[key])
     values["given"] = tuple(_given(name, item) for item in _listed(f"{name}: given", values.get("given") or ()))
     values["cases"] = tuple(_case(name, item) for item in _listed(f"{name}: cases", values.get("cases", ())))
@@ -269,7 +269,7 @@ def seeds_of(where: str, content: Any) -> tuple[int, ...]:
 
 
 def _seeds_in(text: Any) -> Any:
-    """A number, or a list of numbers and ranges; what is given if it has neither."""
+    """A number, or a list of numbers and ranges; anything else comes back as it is."""
     if not isinstance(text, str):
         return text
     if text.strip().isdecimal():

@@ -11,14 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fl_lightning.engines.parallel.executor import Executor, Workers, pool_of
 from fl_lightning.engines.parallel.ray_cluster import Resources
 from fl_lightning.errors import UserError, require
 from fl_lightning.metrics.early_stopping import Stop
+from fl_lightning.metrics.metric import GA
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.folder import ended
@@ -28,13 +29,13 @@ from fl_lightning.system import activity, devices, memory
 from tune import sweep_run
 from tune.cluster import connected
 from tune.estimate import Estimate, measure_apart
-from tune.follow_up import finals, follows_up
-from tune.grid import Cell, cells, reference_cells
-from tune.outcome import CellOutcome, outcome_of
-from tune.packing import Pack, compact, packs
-from tune.status import Crash, Status, Watch
+from tune.grid import Cell, cells, pretrain_cells, reference_cells, started
+from tune.outcome import CellOutcome, finals, follows_up, outcome_of
 from tune.study import Study
-from tune.work import Instructions, one_after_the_other
+from tune.work import Instructions, Pack, Status, Watch, compact, one_after_the_other, packs
+
+if TYPE_CHECKING:
+    from tune.trial import Crash
 
 # A trial whose process or node dies is tried once more; a run's own failure is not tried again in the same sweep.
 MAX_FAILURES = 1
@@ -103,8 +104,12 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
             place = functools.partial(connected, options.address, options.resources, options.out)
             slots = functools.cache(lambda: stack.enter_context(place()))
             runner = _Runner(study, options, instructions, folder / "ray", slots, watch, failures)
+            if known is not None and study.pretrain is not None:
+                runner.computed += _pretrain(runner, study)
+                known = started(study, known, options.out)
+                require(all(cell.start for cell in known), _not_pretrained(failures))
             if known is not None and study.reference is not None:
-                found = runner.references(reference_cells(study))
+                found = runner.references(started(study, reference_cells(study), options.out))
                 known = [replace(cell, references=found[cell.group[1]]) for cell in known]
             tried = runner.search() if known is None else runner.grid(known)
             if follows_up(study):
@@ -138,6 +143,19 @@ def missing(configs: Sequence[RunConfig], out: Path, stop: Stop | None) -> list[
     return [config for config in configs if ended(config, out, stop) is None]
 
 
+def _pretrain(runner: "_Runner", study: Study) -> int:
+    """Compute the runs that networks start from, to their ends, whatever the study measures; how many are new."""
+    instructions = runner.instructions._replace(metric=GA, stop=None)
+    whole = replace(study, metric=GA, stop=None)
+    alone = replace(runner, study=whole, instructions=instructions, computed=0)
+    alone.grid(pretrain_cells(study), keep=True)
+    return alone.computed
+
+
+def _not_pretrained(failures: dict[str, str]) -> str:
+    return f"the run that all networks start from could not be computed: {'; '.join(failures.values()) or 'stopped'}"
+
+
 def _is_new(out: Path, fresh: bool, config: RunConfig) -> bool:
     if fresh:
         run_folder.forget(config, out)
@@ -148,34 +166,40 @@ def _keeps(study: Study) -> bool:
     return study.keep_checkpoints or study.continue_to is not None
 
 
+@dataclass
 class _Runner:
-    """Carries out the phases of a sweep on a cluster that is connected."""
+    """Carries out the phases of a sweep.
 
-    def __init__(
-        self,
-        study: Study,
-        options: Options,
-        instructions: Instructions,
-        storage: Path,
-        slots: Callable[[], int],
-        watch: Watch,
-        failures: dict[str, str],
-    ) -> None:
-        self._study, self._options, self._instructions, self._storage = study, options, instructions, storage
-        self._cluster = slots
-        self._watch, self._failures = watch, failures
-        self.computed = 0
+    Attributes:
+        study: What is computed.
+        options: How.
+        instructions: For every trial.
+        storage: Where Ray writes.
+        cluster: Connects to it at the first call, and counts the trials that it holds.
+        watch: Shows how far they are.
+        failures: Runs that could not be computed, with the reason.
+        computed: How many runs were not there before.
+    """
+
+    study: Study
+    options: Options
+    instructions: Instructions
+    storage: Path
+    cluster: Callable[[], int]
+    watch: Watch
+    failures: dict[str, str]
+    computed: int = 0
 
     @functools.cached_property
     def _slots(self) -> int:
         """Trials at once; asking for it connects to the cluster."""
-        slots = min(self._room(), self._options.max_concurrent or sys.maxsize)
-        return min(slots, fitting(self._study.memory)) if self._options.address is None else slots
+        slots = min(self._room(), self.options.max_concurrent or sys.maxsize)
+        return min(slots, fitting(self.study.memory)) if self.options.address is None else slots
 
     def _room(self) -> int:
         """How many trials the cluster holds at once, each with its workers."""
-        workers = 1 if self._options.workers == "auto" else self._options.workers
-        room = self._cluster()
+        workers = 1 if self.options.workers == "auto" else self.options.workers
+        room = self.cluster()
         require(
             workers <= room,
             f"expected at most {room} workers in a trial, for so many there is room, got {workers}; lower --workers, "
@@ -185,9 +209,9 @@ class _Runner:
 
     def _workers(self, trials: int) -> int:
         """Of each trial, if there are so many."""
-        if self._options.workers != "auto":
-            return self._options.workers
-        number = max(1, self._cluster() // max(1, min(trials, self._slots)))
+        if self.options.workers != "auto":
+            return self.options.workers
+        number = max(1, self.cluster() // max(1, min(trials, self._slots)))
         activity.note(f"workers auto: {number} for each of {trials} trials, {self._slots} fit at once")
         return number
 
@@ -195,23 +219,21 @@ class _Runner:
         """Compute the runs that others refer to; their folders, by environment and seed. Their final models stay."""
         self.grid(computed, keep=True)
         return {
-            cell.group[1]: {
-                config.seed: str(run_folder.folder_of(config, self._options.out)) for config in cell.configs
-            }
+            cell.group[1]: {config.seed: str(run_folder.folder_of(config, self.options.out)) for config in cell.configs}
             for cell in computed
         }
 
     def grid(self, tried: Sequence[Cell], keep: bool = False) -> list[Cell]:
         """Compute settings that are known beforehand."""
         configs = list({identity(config): config for cell in tried for config in cell.configs}.values())
-        if self._options.fresh:  # here, once: a trial that is repeated after a failure must not begin again
+        if self.options.fresh:  # here, once: a trial that is repeated after a failure must not begin again
             for config in configs:
-                run_folder.forget(config, self._options.out)
-        todo = missing(configs, self._options.out, self._study.stop)
+                run_folder.forget(config, self.options.out)
+        todo = missing(configs, self.options.out, self.study.stop)
         done = len(configs) - len(todo)
-        if todo and not self._options.in_process:
+        if todo and not self.options.in_process:
             self._room()  # refuses before anything is shown or counted
-        self._watch(Status(done, len(configs), float("-inf")))
+        self.watch(Status(done, len(configs), float("-inf")))
         if todo:
             self.computed += len(todo)
             tags = {
@@ -219,10 +241,10 @@ class _Runner:
                 for cell in tried
                 for config in cell.configs
             }
-            options = self._instructions.options
-            options = options._replace(checkpoint=keep or options.checkpoint)
-            instructions = self._instructions._replace(tags=tags, options=options)
-            if self._options.in_process:
+            options = self.instructions.options
+            options = options._replace(checkpoint=keep or options.checkpoint, model=keep or options.model)
+            instructions = self.instructions._replace(tags=tags, options=options)
+            if self.options.in_process:
                 self._compute_here(todo, instructions, done, len(configs))
                 return list(tried)
             self._compute(self._packed(todo), instructions, len(configs))
@@ -236,42 +258,42 @@ class _Runner:
         for trial, reason in self._fit(space, instructions, lambda finished: (done + finished, total), work):
             runs = work[trial["pack"]]
             if len(runs) == 1:
-                self._failures[instructions.name_of(runs[0])] = reason
+                self.failures[instructions.name_of(runs[0])] = reason
             else:
-                apart += [[config] for config in missing(runs, self._options.out, self._study.stop)]
+                apart += [[config] for config in missing(runs, self.options.out, self.study.stop)]
         if apart:
             self._compute(apart, instructions, total)
 
     def _compute_here(self, work: Sequence[RunConfig], instructions: Instructions, done: int, total: int) -> None:
-        options = self._options
+        options = self.options
         workers = Workers(options.workers, options.address, options.resources)
         with ExitStack() as stack:
             pool = stack.enter_context(pool_of(workers))  # the same workers for all runs
             executor: Executor = 1 if pool is None else pool
             progress = one_after_the_other(work, instructions.with_workers(executor))
             for news in stack.enter_context(closing(progress)):
-                self._failures.update(news.failures)
-                self._watch(Status(done + news.finished, total, news.best, news.rounds))
+                self.failures.update(news.failures)
+                self.watch(Status(done + news.finished, total, news.best, news.rounds))
 
     def search(self) -> list[Cell]:
         """Compute the settings that Optuna proposes."""
         from tune.search import FairAsha, FairSearch
 
-        study = self._study
-        proposals, stops = (self._storage.parent / name for name in ("proposals.json", "stops.json"))
-        if self._options.fresh:
+        study = self.study
+        proposals, stops = (self.storage.parent / name for name in ("proposals.json", "stops.json"))
+        if self.options.fresh:
             for memory in (proposals, stops):
                 memory.unlink(missing_ok=True)
         self._room()  # refuses before anything is proposed
-        is_new = functools.partial(_is_new, self._options.out, self._options.fresh)
+        is_new = functools.partial(_is_new, self.options.out, self.options.fresh)
         searcher = FairSearch(study, proposals, is_new)
         scheduler = FairAsha(study, searcher.rounds, stops) if study.search.scheduler == "asha" else None
         total = searcher.budget * len(study.seeds)
-        self._watch(Status(0, total, float("-inf")))
+        self.watch(Status(0, total, float("-inf")))
         work: dict[str, Any] = {"searcher": searcher, "scheduler": scheduler}
-        for trial, reason in self._fit({}, self._instructions, lambda finished: (finished, total), **work):
+        for trial, reason in self._fit({}, self.instructions, lambda finished: (finished, total), **work):
             point = ", ".join(f"{key} {value}" for key, value in trial["point"].items())
-            self._failures[f"{trial['case']} with {point}"] = reason
+            self.failures[f"{trial['case']} with {point}"] = reason
         self.computed += searcher.computed
         return searcher.proposed
 
@@ -279,7 +301,7 @@ class _Runner:
         if len(work) <= 4 * self._slots:
             return [[config] for config in work]
         refused: list[UserError] = []
-        estimate = Estimate(measure_apart(self._options.resources, refused))
+        estimate = Estimate(measure_apart(self.options.resources, refused))
         packed = packs(work, self._slots, estimate.seconds)
         if len(refused) == estimate.kinds:  # the data are not there, say: no run can be computed
             raise refused[0]
@@ -293,23 +315,22 @@ class _Runner:
         work: Sequence[Pack] = (),
         searcher: Any = None,
         scheduler: Any = None,
-    ) -> list[Crash]:
-        from tune.reporter import Reporter
-        from tune.trial import Trial
+    ) -> "list[Crash]":
+        from tune.trial import Reporter, Trial
 
         ray_tune = _ray()
         workers = self._workers(len(work) or self._slots)
-        wanted = Workers(workers, resources=self._options.resources)
+        wanted = Workers(workers, resources=self.options.resources)
         trainable = ray_tune.with_resources(
             ray_tune.with_parameters(
                 Trial,
                 packs=[compact(pack) for pack in work],
                 instructions=instructions.with_workers(wanted),
             ),
-            _occupied(self._options.resources, workers),
+            _occupied(self.options.resources, workers),
         )
         name = f"{time.time_ns()}"
-        reporter = Reporter(self._watch, count, self._failures)
+        reporter = Reporter(self.watch, count, self.failures)
         tuner = ray_tune.Tuner(
             trainable,
             param_space=space,
@@ -322,7 +343,7 @@ class _Runner:
             ),
             run_config=ray_tune.RunConfig(
                 name=name,
-                storage_path=str(self._storage.resolve()),
+                storage_path=str(self.storage.resolve()),
                 failure_config=ray_tune.FailureConfig(max_failures=MAX_FAILURES),
                 callbacks=[reporter],
                 verbose=0,
@@ -331,9 +352,9 @@ class _Runner:
         try:
             tuner.fit()
         finally:
-            shutil.rmtree(self._storage / name, ignore_errors=True)
+            shutil.rmtree(self.storage / name, ignore_errors=True)
             with suppress(OSError):  # another phase, or another driver, may be using it
-                self._storage.rmdir()
+                self.storage.rmdir()
         return reporter.crashes
 
 

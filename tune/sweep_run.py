@@ -25,12 +25,10 @@ from fl_lightning.system.atomic import write_atomically
 from fl_lightning.system.text import as_csv
 from tune.grid import Cell
 from tune.outcome import CellOutcome, best_of
-from tune.study import Study
+from tune.study import STATE, STUDY, SUMMARY, TABLE, Study
 
 # When a sweep was last begun or gone on with: a study that was swept in two forms is what it was then.
 SWEPT_TAG = "swept"
-# In the folder of a sweep: what was swept, whether it has ended, which runs it has, and the best settings to read.
-STUDY, STATE, TABLE, SUMMARY = "study.yaml", "sweep.json", "runs.csv", "best.md"
 
 
 class SweepRecord:

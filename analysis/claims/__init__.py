@@ -7,17 +7,26 @@
 A claim is checked where the store has its study. It has several parts, each a comparison over paired seeds: yes, tends
 to, no, or undecided. Its verdict is that of the weakest. `python -m analysis.claims` writes down all rules and how
 often each of them errs, as they are in docs/claims.md.
+
+A new claim is an entry of claims.yaml and a function in `RULES` of federated.py or laplace.py, under the same key.
 """
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pandas as pd
+import yaml
 
-from analysis.claims.catalogue import CLAIMS
+from analysis.claims import federated, laplace
 from analysis.claims.claim import CannotTell, Checked, Claim, Finding, Outcomes, Statement
-from analysis.claims.writing import VERDICTS, markdown, origin, overview, rules
-from analysis.runs import Study
+from analysis.claims.writing import VERDICTS, markdown, origin, overview
+from analysis.study import Study
 from fl_lightning.errors import UserError
+
+_TEXTS = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
+_RULES = {**federated.RULES, **laplace.RULES}
+SHARED_CHANGES: tuple[str, ...] = tuple(_TEXTS["shared_changes"])
+CLAIMS = tuple(Claim(**text, check=_RULES[text["key"]]) for text in _TEXTS["claims"])
 
 
 def check(parts: Iterable[Study]) -> Iterator[Checked]:
@@ -53,5 +62,4 @@ __all__ = [
     "markdown",
     "origin",
     "overview",
-    "rules",
 ]

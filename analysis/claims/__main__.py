@@ -1,13 +1,46 @@
-"""Print the rules of all claims as the page docs/claims.md; or find out how often they err, which takes long."""
+"""Print the rules of all claims as the page docs/claims.md."""
 
-import sys
+import textwrap
+from pathlib import Path
 
-from analysis.claims import rules
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader
+
+from analysis.claims import CLAIMS, SHARED_CHANGES, VERDICTS
+from analysis.claims.claim import SAME
+from fl_lightning.system.text import render
+
+# Written by `python -m benchmarks.claims`.
+RATES = Path(__file__).with_name("error_rates.csv")
+
+
+def page() -> str:
+    """The page with all rules."""
+    templates = FileSystemLoader(Path(__file__).parents[1] / "templates")
+    environment = Environment(loader=templates, trim_blocks=True, keep_trailing_newline=True)
+    environment.filters |= {"fill": _fill, "bullet": lambda text: _fill(text, "- ", "  ")}
+    return environment.get_template("claims.md").render(
+        claims=CLAIMS, shared_changes=SHARED_CHANGES, verdicts=VERDICTS, same=f"{SAME:g}", errors=_errors()
+    )
+
+
+def _fill(text: str, first: str = "", later: str = "") -> str:
+    return textwrap.fill(text, 120, initial_indent=first, subsequent_indent=later)
+
+
+def _errors() -> str:
+    """How often each rule confirms what is not there."""
+    rows = [
+        {
+            "claim": f"`{key}`",
+            "nothing differs: confirmed": f"{one['confirmed']} of {one['stores']}",
+            "tends to": f"{one['tends to']} of {one['stores']}",
+            "the claim is false: confirmed": f"{one['confirmed, false']} of {one['stores, false']}",
+        }
+        for key, one in pd.read_csv(RATES, index_col="claim").iterrows()
+    ]
+    return render(rows, markdown=True)
+
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--simulate"]:
-        from analysis.claims import simulation
-
-        simulation.write(int(sys.argv[2]), sys.argv[3:])
-    else:
-        print(rules(), end="")
+    print(page(), end="")

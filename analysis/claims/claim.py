@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from analysis.runs import Study
 from analysis.statistics import Interval, lead
+from analysis.study import Study
 
 # What becomes of a part, from the weakest to the strongest, and of the claim whose weakest part it is.
 Answer = Literal["no", "undecided", "tends to", "yes"]
@@ -107,7 +107,7 @@ def unknown(text: str, why: str, seeds: int = 0) -> Statement:
     return Statement(f"{text}: {why}", "undecided", seeds)
 
 
-def judged(text: str, found: Interval, seeds: int, low: float = 0.0, high: float = math.inf) -> Statement:
+def answered(text: str, found: Interval, seeds: int, low: float = 0.0, high: float = math.inf) -> Statement:
     """Yes if the whole interval lies between two bounds, "tends to" if the mean alone does, or no.
 
     Args:
@@ -125,7 +125,7 @@ def compared(text: str, one: Outcomes, other: Outcomes | float, less: bool = Fal
     """Whether a case is above its rival, or below it, by the differences over the seeds that both have.
 
     A mean without the seeds that diverged would be too good. So a case of which a seed diverged stands behind one of
-    which none has, and chance may be the reason; if it is so with both, the part is undecided.
+    which none has, and chance may be the reason; if it is so with both, the answer is open.
 
     Args:
         text: In words.
@@ -154,7 +154,7 @@ def _paired(text: str, one: Outcomes, other: Outcomes | float, low: float, high:
         words = f"{text}; {one.diverged or rival.diverged} of {len(common)} seeds diverged"
         return Statement(words, "no" if behind else "tends to", len(common))
     found = lead([one.by_seed[seed] - rival.by_seed[seed] for seed in one.by_seed])
-    return judged(f"{text}; {difference_words(found)}", found, len(common), low, high)
+    return answered(f"{text}; {difference_words(found)}", found, len(common), low, high)
 
 
 def difference_words(found: Interval) -> str:
@@ -174,6 +174,24 @@ def weakest(parts: Sequence[Statement]) -> Statement:
     return min(parts, key=lambda one: (list(VERDICT_OF).index(one.answer), one.margin))
 
 
+def against_the_best(text: str, one: Outcomes, rivals: Mapping[str, Outcomes]) -> Statement:
+    """A case against the rival that is hardest to beat, each on the seeds that both have.
+
+    Args:
+        text: What is compared, and where.
+        one: Of the case that the claim speaks for.
+        rivals: Of every other one.
+    """
+    found = [
+        compared(f"{text}, above every other, least surely {rival}", one, other)
+        for rival, other in rivals.items()
+        if one.by_seed.keys() & other.by_seed.keys()
+    ]
+    if not found:
+        return unknown(text, "no other method has ended on the same seeds")
+    return weakest([one for one in found if one.seeds > 1] or found)  # one seed tells nothing where others have more
+
+
 class Finding(NamedTuple):
     """What came out.
 
@@ -190,8 +208,8 @@ class Finding(NamedTuple):
     failed: bool = False
 
     @property
-    def told(self) -> list[Statement]:
-        """The decided parts."""
+    def known(self) -> list[Statement]:
+        """The parts with an answer."""
         return [one for one in self.held if one.answer != "undecided"]
 
     @property
@@ -201,8 +219,8 @@ class Finding(NamedTuple):
 
     @property
     def seeds(self) -> int:
-        """The fewest seeds that any decided part rests on; 0 without one."""
-        return min((one.seeds for one in self.told), default=0)
+        """The fewest seeds that any part with an answer rests on; 0 without one."""
+        return min((one.seeds for one in self.known), default=0)
 
     def asking(self, seeds: int) -> "Finding":
         """The same, but a part with fewer seeds is undecided."""

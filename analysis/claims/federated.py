@@ -14,12 +14,12 @@ from analysis.claims.claim import (
     Finding,
     Outcomes,
     Statement,
+    against_the_best,
     alike,
+    answered,
     compared,
-    judged,
     need,
     unknown,
-    weakest,
 )
 from analysis.claims.means import (
     best_outcomes,
@@ -31,8 +31,8 @@ from analysis.claims.means import (
     over_seeds,
     where_words,
 )
-from analysis.runs import Study
 from analysis.statistics import Interval, mean_interval
+from analysis.study import Study
 from fl_lightning.metrics.metric import GA, LA
 
 ENVIRONMENT = ["data.alpha", "data.clients"]
@@ -153,24 +153,6 @@ def _censored(arrivals: Mapping[int, float], rounds: pd.DataFrame) -> Outcomes:
     return Outcomes({seed: after if math.isinf(number) else number for seed, number in arrivals.items()})
 
 
-def against_the_best(text: str, one: Outcomes, rivals: Mapping[str, Outcomes]) -> Statement:
-    """A case against the rival that is hardest to beat, each on the seeds that both have.
-
-    Args:
-        text: What is compared, and where.
-        one: Of the case that the claim speaks for.
-        rivals: Of every other one.
-    """
-    found = [
-        compared(f"{text}, above every other, least surely {rival}", one, other)
-        for rival, other in rivals.items()
-        if one.by_seed.keys() & other.by_seed.keys()
-    ]
-    if not found:
-        return unknown(text, "no other method has ended on the same seeds")
-    return weakest([one for one in found if one.seeds > 1] or found)  # one seed decides nothing where others have more
-
-
 def every_alpha(part: Study) -> Finding:
     """FOLA against the best other method for every alpha, at the best of equally many settings."""
     keys = ["data.alpha"]
@@ -210,14 +192,14 @@ def ga_and_la(part: Study) -> Finding:
         text = f"{place}Spearman's ρ over {row['n']} runs of {row['settings']} settings is positive"
         if low == low:
             words = f"{text}: {rho:.2f}, interval over settings {low:.2f} to {high:.2f}"
-            held.append(judged(words, Interval(rho, low, high, row["n"]), seeds))
+            held.append(answered(words, Interval(rho, low, high, row["n"]), seeds))
         else:
             held.append(unknown(text, row["remark"], seeds))
     return Finding(table.drop(columns=["remark"]), held)
 
 
 def prior_and_product(part: Study) -> Finding:
-    """Product and prior together against either alone; lambda is chosen on other seeds than those of the verdict."""
+    """Product and prior together against either alone; the strength is chosen on other seeds."""
     runs = part.runs.loc[part.runs["ended"] | part.runs["status"].eq("diverged")]
     need_cases(runs, "product", "average")
     need_only(part.of(runs), ["method.strength"])
@@ -243,8 +225,8 @@ def prior_and_product(part: Study) -> Finding:
 def _tuned_elsewhere(runs: pd.DataFrame) -> Outcomes:
     """GA of a case in percent, for every seed at the lambda that is best for the other seeds.
 
-    So the best of several lambdas has no advantage of having been chosen on the same seeds, and can be compared
-    with a case that has nothing to choose. A lambda that diverged for some seed, or lacks one, is not chosen.
+    So the best of several strengths is not flattered by its choice, and can be compared with a case that has nothing to
+    choose. A lambda that diverged for some seed, or lacks one, is not chosen.
     """
     table = 100 * runs.pivot_table(index="seed", columns="method.strength", values=GA, dropna=False)
     died = runs.loc[~runs["ended"]]
@@ -255,7 +237,7 @@ def _tuned_elsewhere(runs: pd.DataFrame) -> Outcomes:
         return in_percent(dict(zip(mine["seed"], mine[GA].where(mine["ended"]), strict=True)))
     if whole.shape[1] == 1:
         return Outcomes(dict(zip(whole.index, whole.iloc[:, 0], strict=True)))
-    need(len(whole) > 1, "with one seed, lambda cannot be chosen on other seeds than those of the verdict")
+    need(len(whole) > 1, "with one seed, no other seed is left to choose a strength on")
     return Outcomes({seed: whole.loc[seed, whole.drop(index=seed).mean().idxmax()] for seed in whole.index})
 
 
@@ -297,3 +279,17 @@ def need_late_rounds(part: Study) -> None:
     """A curve can only fall after the first few rounds if it goes on after them."""
     last = int(part.rounds["round"].max()) if len(part.rounds) else 0
     need(last > A_FEW, f"the rule looks at rounds after round {A_FEW}, and round {last} is the last")
+
+
+# By the key of the claim.
+RULES = {
+    "first_round": first_round,
+    "environment": environment,
+    "convergence_mnist": convergence,
+    "convergence_cifar": convergence,
+    "every_alpha": every_alpha,
+    "ga_and_la": ga_and_la,
+    "online_mnist": steadiness,
+    "online_cifar": steadiness,
+    "prior_and_product": prior_and_product,
+}

@@ -7,12 +7,22 @@ from typing import Any
 import pandas as pd
 
 from analysis import comparisons, tables
-from analysis.claims.claim import A_FEW, SAME, Finding, Outcomes, alike, compared, judged, need, unknown, weakest
-from analysis.claims.federated import against_the_best
+from analysis.claims.claim import (
+    A_FEW,
+    SAME,
+    Finding,
+    Outcomes,
+    against_the_best,
+    alike,
+    answered,
+    compared,
+    need,
+    unknown,
+    weakest,
+)
 from analysis.claims.means import in_round, late_falls, less_seeds, need_only
-from analysis.figures.correlation import error_points
-from analysis.runs import Study
 from analysis.statistics import correlation
+from analysis.study import Study
 from fl_lightning.metrics.metric import GA, LA
 
 # "Nearly 90 %" of the paper.
@@ -105,8 +115,8 @@ def diagonal_keeps_differences(part: Study) -> Finding:
 
 def tracks(part: Study, accuracy: str, error: str) -> Finding:
     """An accuracy falls as its error grows, over all runs and for each alpha."""
-    points = error_points(part, error)
-    points = points.loc[points[error] > 0] if len(points) else points  # the reference itself does not count as evidence
+    points = comparisons.error_points(part, error)
+    points = points.loc[points[error] > 0] if len(points) else points  # the reference itself says nothing
     need(len(points), f"no run that ended has an {error} above zero")
     groups: dict[str, pd.DataFrame] = {f"{alpha:g}": mine for alpha, mine in points.groupby("data.alpha")}
     if len(groups) > 1:
@@ -124,7 +134,7 @@ def tracks(part: Study, accuracy: str, error: str) -> Finding:
         else:
             ends = f"{rho.low:.2f} to {rho.high:.2f}"
             text = f"{where} ρ = {rho.mean:.2f} ({ends}), n = {found.n} of {found.clusters} settings"
-            held.append(judged(text, rho, seeds, -math.inf, 0.0))
+            held.append(answered(text, rho, seeds, -math.inf, 0.0))
     return Finding(pd.DataFrame(rows), held)
 
 
@@ -158,3 +168,14 @@ def _table(part: Study, metrics: Sequence[str], cases: tuple[str, ...] = ("",)) 
                 row[f"{name}, round {number}"] = factor * means.get(case, NOTHING).mean
             rows.append(row)
     return pd.DataFrame(rows)
+
+
+# By the key of the claim.
+RULES = {
+    "full_is_best": full_is_best,
+    "laplace_online": laplace_online,
+    "e_full_is_average": e_full_is_average,
+    "diagonal_keeps_differences": diagonal_keeps_differences,
+    "ga_tracks_ae": lambda part: tracks(part, GA, "AE"),
+    "la_tracks_lf": lambda part: tracks(part, LA, "LF"),
+}

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis import comparisons
 from analysis.claims.claim import A_FEW, Outcomes, need
-from analysis.runs import Study
+from analysis.study import Study
 from fl_lightning.metrics.metric import GA
 
 Places = dict[tuple[tuple[Any, ...], str], Outcomes]

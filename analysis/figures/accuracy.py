@@ -4,7 +4,7 @@ Values stand at equal distances along x, each with its label: the paper's grids 
 A gap in a line is a value without result; a cross at the bottom one where every setting diverged.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import comparisons, style
-from analysis.runs import Study
-from analysis.style import Look, Picture
+from analysis.statistics import mean_interval
+from analysis.study import Study
+from analysis.style import Picture
 from fl_lightning.metrics.metric import AXES, GA, LA
-from fl_lightning.runs.plotting import strokes
-from fl_lightning.runs.plotting.palette import DISPLAY
+from fl_lightning.runs.plotting import palette, strokes
+from fl_lightning.runs.plotting.palette import Look
 
+# Training on pooled data is not compared: it shows how far the others could get.
+REFERENCES = frozenset({"centralised"})
+ROW = 0.19  # inches for a method
+SPREAD = 0.7  # of a row is shared by the values of alpha
 LEARNING = ("training.lr", "training.epochs", "training.batch_size")
 LABELS = {
     "training.lr": "learning rate lr",
@@ -28,14 +33,14 @@ LABELS = {
 
 
 def best_for_alpha_and_clients(study: Study) -> Picture:
-    """Best GA for each alpha and N: colour is N; the first case (FedAvg) is solid, the next (FOLA) dashed."""
+    """The best setting of every method under every condition. Colour is N; FedAvg is solid, FOLA dashed."""
     if problem := lacking(study, "data.alpha"):
         return style.empty(problem, study)
     study, remarks = comparisons.largest(study, ("data.alpha", "data.clients"))
     best = comparisons.best_of_grid(study, GA, ["data.alpha", "data.clients"])
     alphas, numbers = values_of(best, "data.alpha"), values_of(best, "data.clients")
     cases = sorted(best["case"].unique(), key=lambda case: (case != "FedAvg", case != "FOLA"))
-    colours, dashes = dict(zip(numbers, style.sequence(len(numbers)), strict=True)), style.dashes(cases)
+    colours, dashes = dict(zip(numbers, palette.sequence(len(numbers)), strict=True)), palette.dashes(cases)
     figure, (panel,) = style.picture()
     for number in numbers:
         for case in cases:
@@ -44,7 +49,7 @@ def best_for_alpha_and_clients(study: Study) -> Picture:
                 panel, mine, "data.alpha", alphas, Look(colours[number], "o"), dashes[case], len(numbers) * len(cases)
             )
     _x_axis(panel, "data.alpha", alphas)
-    panel.set_ylabel("best GA (%)")
+    panel.set_ylabel(f"best {AXES[GA]}")
     style.legend(
         figure,
         [(case, {"linestyle": dash}) for case, dash in dashes.items()],
@@ -54,60 +59,109 @@ def best_for_alpha_and_clients(study: Study) -> Picture:
 
 
 def best_for_alpha(study: Study) -> Picture:
-    """Best accuracy of every case for each alpha."""
+    """The best setting of every method, continued to its last round."""
     if problem := lacking(study, "data.alpha"):
         return style.empty(problem, study)
     study, remarks = comparisons.largest(study, ("data.alpha",))
     best = comparisons.best_of_grid(study, GA, ["data.alpha"])
     alphas = values_of(best, "data.alpha")
     figure, (panel,) = style.picture()
-    looks = looks_of(best)
+    looks = style.looks_of(best)
     for case, look in looks.items():
         _line(panel, best.loc[best["case"].eq(case)], "data.alpha", alphas, look, "solid", len(looks))
     _x_axis(panel, "data.alpha", alphas)
-    panel.set_ylabel("best GA (%)")
-    style.legend(figure, _case_entries(looks))
+    panel.set_ylabel(f"best {AXES[GA]}")
+    style.legend(figure, style.case_entries(looks))
     return finish(figure, best, study, remarks, "after " + _rounds(study))
 
 
+def winners(study: Study) -> Picture:
+    """Every method at its best setting; colour is α, and the legend names the best. A filled marker is the best, or has
+    an interval that reaches that of the best. Centralised training is not compared.
+
+    Another method differs from the best if its interval ends below that of the best. Rows are sorted by the mean over
+    all alpha.
+    """
+    if problem := lacking(study, "data.alpha"):
+        return style.empty(problem, study)
+    study, remarks = comparisons.largest(study, ("data.alpha",))
+    best = comparisons.best_of_grid(study, GA, ["data.alpha"])
+    alphas = values_of(best, "data.alpha")
+    # Rounded, so that equals stand in the order of their names, whatever the last bit says.
+    means = best.groupby("case")["mean"].mean().round(9)
+    order = list(means.sort_values(kind="stable", na_position="first").index)
+    figure, (panel,) = style.picture(height=ROW * len(order) + 0.3)
+    entries: list[tuple[str, dict[str, Any]]] = []
+    for number, (alpha, colour) in enumerate(zip(alphas, palette.sequence(len(alphas)), strict=True)):
+        mine = best.loc[best["data.alpha"].eq(alpha)].set_index("case").reindex(order)
+        shift = SPREAD * ((number + 0.5) / len(alphas) - 0.5)
+        first = _intervals(panel, mine, colour, -shift)
+        entries.append((f"α = {comparisons.shown(alpha)}, best: {first}", {"color": colour, "marker": "o"}))
+    panel.set_xlabel(AXES[GA])
+    panel.set_yticks(range(len(order)), order)
+    panel.set_ylim(-0.6, len(order) - 0.4)
+    style.legend(figure, entries, columns=2)
+    return finish(figure, best, study, remarks, "filled: best or level with it", percent=False)
+
+
+def _intervals(panel: Axes, rows: pd.DataFrame, colour: str, shift: float) -> str:
+    """The means and intervals of one alpha; returns the best case there."""
+    comparison = rows.loc[[case not in REFERENCES for case in rows.index]]
+    if not comparison["mean"].notna().any():
+        return "none"
+    first = str(comparison["mean"].idxmax())
+    low, high = (rows[side].fillna(rows["mean"]).to_dict() for side in ("low", "high"))
+    for place, case in enumerate(rows.index):
+        y = place + shift
+        if not np.isfinite(rows.loc[case, "mean"]):
+            if rows.loc[case, "diverged"] > 0:
+                panel.plot(0.01, y, "x", color=colour, ms=3, transform=panel.get_yaxis_transform(), clip_on=False)
+            continue
+        level = case not in REFERENCES and high[case] >= low[first]
+        panel.plot([100 * low[case], 100 * high[case]], [y, y], color=colour, lw=1.0, zorder=2)
+        face = colour if level else palette.current().paper
+        panel.plot(100 * rows.loc[case, "mean"], y, "o", color=colour, mfc=face, ms=3.2, mew=0.8, zorder=3)
+    return first
+
+
 def over_hyperparameters(study: Study, keys: Sequence[str] = LEARNING) -> Picture:
-    """GA over lr, E and B, each with the others at their best; colour is the case, dash alpha."""
+    """GA over each setting, with the others at their best; colour is the method, dash is α."""
     varied = [key for key in keys if study.varies(key)]
     if not varied:
         return style.empty(f"all runs have the same {', '.join(map(comparisons.symbol, keys))}", study)
     study, remarks = comparisons.largest(study, ("data.alpha",))
     alphas = values_of(study.runs, "data.alpha")
-    dashes = style.dashes(alphas)
+    dashes = palette.dashes(alphas)
     figure, panels = style.picture(len(varied), height=1.9)
     tables = []
     for panel, key in zip(panels, varied, strict=True):
         best = comparisons.best_of_grid(study, GA, ["data.alpha", key])
-        looks, values = looks_of(best), values_of(study.runs, key)
+        looks, values = style.looks_of(best), values_of(study.runs, key)
         for alpha in alphas:
             for case, look in looks.items():
                 mine = best.loc[best["case"].eq(case) & best["data.alpha"].eq(alpha)]
                 _line(panel, mine, key, values, look, dashes[alpha], len(alphas) * len(looks))
         _x_axis(panel, key, values)
-        panel.set_ylabel("GA (%)")
+        panel.set_ylabel(AXES[GA])
         tables.append(best)
     alpha_entries = [(f"α = {comparisons.shown(alpha)}", {"linestyle": dash}) for alpha, dash in dashes.items()]
-    style.legend(figure, _case_entries(looks), alpha_entries if len(alphas) > 1 else [])
+    style.legend(figure, style.case_entries(looks), alpha_entries if len(alphas) > 1 else [])
     others = "the others at their best; " if len(varied) > 1 else ""
     return finish(figure, pd.concat(tables), study, remarks, others + "after " + _rounds(study))
 
 
 def over_epochs(study: Study, key: str = "training.epochs") -> Picture:
-    """GA and LA over the local epochs E; colour is the case, dash the weight lambda of its prior loss."""
+    """GA and LA over the local epochs E; dash is λ. The settings are those of the best GA, also in the panel of LA."""
     if problem := lacking(study, key):
         return style.empty(problem, study)
     study, remarks = comparisons.largest(study)
     values, strengths = values_of(study.runs, key), values_of(study.runs, "method.strength")
-    dashes = style.dashes([None, *strengths] if len(strengths) > 1 else [None])
+    dashes = palette.dashes([None, *strengths] if len(strengths) > 1 else [None])
     figure, panels = style.picture(2, sharex=True)
     # By GA, also for LA: one setting cannot be good in one panel and bad in the other.
     keys = [key, "method.strength"] if "method.strength" in study.runs else [key]
     best = comparisons.best_of_grid(study, GA, keys)
-    looks = looks_of(best)
+    looks = style.looks_of(best)
     for panel, metric in zip(panels, (GA, LA), strict=True):
         measured = _measured(best, study.runs, metric)
         for case, look in looks.items():
@@ -120,14 +174,12 @@ def over_epochs(study: Study, key: str = "training.epochs") -> Picture:
         panel.set_ylabel(AXES[metric])
     _x_axis(panels[-1], key, values)
     strength_entries = [(f"λ = {comparisons.shown(s)}", {"linestyle": d}) for s, d in dashes.items() if s is not None]
-    style.legend(figure, _case_entries(looks), strength_entries)
+    style.legend(figure, style.case_entries(looks), strength_entries)
     return finish(figure, best, study, remarks, "after " + _rounds(study))
 
 
 def _measured(best: pd.DataFrame, runs: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The chosen settings with another metric of the same runs."""
-    from analysis.statistics import mean_interval
-
     table = runs.set_index("run_id")[metric]
     intervals = [mean_interval(table.reindex(list(ids)).to_numpy()) for ids in best["run_ids"]]
     return best.assign(**{name: [getattr(i, name) for i in intervals] for name in ("mean", "low", "high", "n")})
@@ -143,8 +195,8 @@ def _line(panel: Axes, best: pd.DataFrame, key: str, values: Sequence[Any], look
         strokes.band(panel, x, low, high, look.colour, lines)
     died = x[(rows["n"].to_numpy(dtype=float) == 0) & (rows["diverged"].to_numpy(dtype=float) > 0)]
     if len(died):
-        ground = panel.get_xaxis_transform()
-        panel.plot(died, np.full(len(died), 0.03), "x", color=look.colour, transform=ground, clip_on=False, ms=4)
+        bottom = panel.get_xaxis_transform()
+        panel.plot(died, np.full(len(died), 0.03), "x", color=look.colour, transform=bottom, clip_on=False, ms=4)
 
 
 def _x_axis(panel: Axes, key: str, values: Sequence[Any]) -> None:
@@ -166,16 +218,6 @@ def lacking(study: Study, key: str) -> str:
     if key not in runs or runs[key].nunique() < 2:
         return f"all runs have the same {comparisons.symbol(key)}"
     return "" if runs["ended"].any() or runs["status"].eq("diverged").any() else "no run has ended"
-
-
-def looks_of(best: pd.DataFrame) -> dict[str, Look]:
-    """Colour and marker of every case."""
-    methods = {case: DISPLAY.get(m, m) for case, m in zip(best["case"], best["method"], strict=True)}
-    return style.looks(list(dict.fromkeys(best["case"])), methods)
-
-
-def _case_entries(looks: Mapping[str, Look]) -> list[tuple[str, dict[str, Any]]]:
-    return [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
 
 
 def _rounds(study: Study) -> str:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
 
 from analysis import comparisons, style
-from analysis.runs import Study
-from analysis.style import Look, Picture
+from analysis.study import Study
+from analysis.style import Picture
 from fl_lightning.runs.plotting import calibration_panel
-from fl_lightning.runs.plotting.palette import DISPLAY
+from fl_lightning.runs.plotting.palette import Look
 
 Arrays = dict[str, NDArray[Any]]
 PREFERRED = ("probit", "glm_mc", "nn", "ensemble", "map")
@@ -26,17 +27,17 @@ SHOWN = ("data", "data.alpha")
 
 
 def reliability(study: Study) -> Picture:
-    """Accuracy over confidence for every case; on the diagonal confidence is what it says."""
+    """Accuracy over confidence; below the diagonal predictions are overconfident, above it they are underconfident."""
     return _by_alpha(study, lambda panel, pooled, looks: calibration_panel.reliability(panel, pooled, looks))
 
 
 def risk_coverage(study: Study) -> Picture:
-    """The error among the most confident predictions over their share, for every case."""
+    """The error among the most confident predictions: the lower, the better confidence tells hits from errors."""
     return _by_alpha(study, lambda panel, pooled, looks: calibration_panel.risk(panel, pooled, looks))
 
 
 def entropies(study: Study) -> Picture:
-    """Entropies predicted for the test set and for out-of-distribution inputs, by one case: FOLA, or the first."""
+    """A calibrated model predicts large entropies for out-of-distribution inputs."""
     if problem := _lacking(study.runs):
         return style.empty(problem, study)
     study, remarks = comparisons.largest(study, SHOWN)
@@ -61,8 +62,7 @@ def _by_alpha(study: Study, draw: Callable[[Axes, Arrays, Mapping[str, Look]], N
         return style.empty(problem, study)
     study, remarks = comparisons.largest(study, SHOWN)
     curves = study.runs
-    methods = {case: DISPLAY.get(m, m) for case, m in zip(curves["case"], curves["method"], strict=True)}
-    looks = style.looks(list(dict.fromkeys(curves["case"])), methods)
+    looks = style.looks_of(curves)
     scenes = _scenes(curves)
     figure, panels = style.picture(len(scenes), height=2.1, across=curves["data"].nunique())
     for panel, (title, chosen) in zip(panels, scenes, strict=True):
@@ -78,7 +78,7 @@ def _by_alpha(study: Study, draw: Callable[[Axes, Arrays, Mapping[str, Look]], N
         present = {case: look for case, look in looks.items() if f"{case}/risk" in pooled}
         draw(panel, pooled, present)
         panel.set_title(title, fontsize=8)
-    style.legend(figure, [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()])
+    style.legend(figure, style.case_entries(looks))
     return _finish(figure, study, remarks)
 
 
@@ -87,6 +87,8 @@ def _finish(figure: Picture, study: Study, remarks: Sequence[str]) -> Picture:
     kinds = sorted({_kind(arrays) for arrays in curves["arrays"]})
     seeds = curves["seed"].nunique()
     style.headline(figure, f"prediction: {', '.join(kinds)}; {seeds} seed{'s' * (seeds != 1)} pooled; 15 bins")
+    if isinstance(layout := figure.get_layout_engine(), ConstrainedLayoutEngine):
+        layout.set(h_pad=0.08)  # the title of a panel stands apart from the label of the one above
     figure.remarks = [*study.remarks, *remarks]
     figure.run_ids = list(dict.fromkeys(curves["run_id"]))
     return figure

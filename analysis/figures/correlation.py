@@ -7,23 +7,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import comparisons, style
-from analysis.runs import Study
 from analysis.statistics import Correlation, Interval, correlation
+from analysis.study import Study
 from analysis.style import Picture
 from fl_lightning.metrics.metric import AXES, BY_NAME, GA, LA
-from fl_lightning.runs.plotting import strokes
-from fl_lightning.runs.plotting.palette import DISPLAY, MARKERS
+from fl_lightning.runs.plotting import palette, strokes
+from fl_lightning.runs.plotting.palette import MARKERS
 
 
 def global_against_local(study: Study) -> Picture:
-    """GA over LA, one point per run, with a regression line and both correlations for every case and for all."""
+    """One point per run, under equal conditions; lines are least squares."""
     study, remarks = comparisons.largest(study, longest=False)
     runs = study.runs
     ended = runs.loc[runs["ended"] & runs[GA].notna() & runs[LA].notna()]
     if not len(ended):
         return style.empty("no run has ended", study)
-    methods = {case: DISPLAY.get(m, m) for case, m in zip(ended["case"], ended["method"], strict=True)}
-    looks = style.looks(list(dict.fromkeys(ended["case"])), methods)
+    looks = style.looks_of(ended)
     figure, (panel,) = style.picture(height=2.6)
     entries: list[tuple[str, dict[str, Any]]] = []
     for case, look in looks.items():
@@ -36,8 +35,8 @@ def global_against_local(study: Study) -> Picture:
     if len(looks) > 1:
         found = correlation(ended[LA], ended[GA], comparisons.setting_numbers(study.of(ended)))
         if found.pearson is not None:
-            _regression(panel, 100 * ended[LA], 100 * ended[GA], style.ink(), style.DASHES[1])
-        entries.append((f"all: {in_words(found)}", {"color": style.ink(), "linestyle": style.DASHES[1]}))
+            _regression(panel, 100 * ended[LA], 100 * ended[GA], style.ink(), palette.DASHES[1])
+        entries.append((f"all: {in_words(found)}", {"color": style.ink(), "linestyle": palette.DASHES[1]}))
     panel.set(xlabel=AXES[LA], ylabel=AXES[GA])
     strokes.percent(panel)
     style.legend(figure, entries, columns=1)
@@ -48,17 +47,17 @@ def global_against_local(study: Study) -> Picture:
 
 
 def errors_behind_accuracies(study: Study) -> Picture:
-    """GA over AE and LA over LF: colour is alpha, shape the case, or the epochs E of clients that start at the optimum.
+    """Distances from a reference posterior: AE of the server's model, LF of the clients' models.
 
     Stars at the left edge are the runs whose posterior is the origin of AE and LF.
     """
     references = study.references
-    pairs = [(x, y, error_points(study, x)) for x, y in (("AE", GA), ("LF", LA))]
+    pairs = [(x, y, comparisons.error_points(study, x)) for x, y in (("AE", GA), ("LF", LA))]
     pairs = [(x, y, points) for x, y, points in pairs if len(points)]
     if not pairs:
         return style.empty("no run has measured AE or LF; give runs a probe.reference, as the study ae_lf does", study)
     alphas = sorted({alpha for _, _, points in pairs for alpha in points["data.alpha"].dropna()})
-    colours = dict(zip(alphas, style.sequence(max(len(alphas), 1)), strict=False))
+    colours = dict(zip(alphas, palette.sequence(max(len(alphas), 1)), strict=False))
     figure, panels = style.picture(len(pairs), height=2.4)
     shapes: dict[Any, str] = {}
     at_zero = 0
@@ -78,7 +77,7 @@ def errors_behind_accuracies(study: Study) -> Picture:
         at_zero += int((~positive).sum())
         panel.set_xscale("log")
         style.logarithmic(panel)
-        panel.set(xlabel=f"{BY_NAME[x].axis} (log scale)", ylabel=f"{y} (%)")
+        panel.set(xlabel=f"{BY_NAME[x].axis}, log scale", ylabel=AXES[y])
         strokes.percent(panel)
         apart = points.loc[positive]
         found = correlation(np.log(apart[x]), apart[y], comparisons.setting_numbers(study.of(apart)))
@@ -96,21 +95,6 @@ def errors_behind_accuracies(study: Study) -> Picture:
     figure.remarks = list(study.remarks)
     figure.run_ids = list(shown["run_id"])
     return figure
-
-
-def error_points(study: Study, error: str) -> pd.DataFrame:
-    """The runs that say something about an error, after their last round.
-
-    AE is about aggregation from the usual start, LF about clients that start at the optimum. Where no run started
-    there, LF is that of the usual runs.
-    """
-    runs = study.runs
-    if error not in runs:
-        return runs.iloc[:0]
-    known = runs.loc[runs["ended"] & runs[error].notna() & runs["data.alpha"].notna()]
-    start = known["federation.start"].notna() if "federation.start" in known else pd.Series(False, known.index)
-    chosen = known.loc[start if error == "LF" and start.any() else ~start]
-    return chosen.loc[chosen["federation.rounds"].eq(chosen["federation.rounds"].max())]
 
 
 def _shapes(points: pd.DataFrame) -> "pd.Series[str]":

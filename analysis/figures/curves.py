@@ -11,14 +11,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import comparisons, style
-from analysis.runs import Study
 from analysis.statistics import Band, mean_band
-from analysis.style import Look, Picture
+from analysis.study import Study
+from analysis.style import Picture
 from fl_lightning.metrics.metric import AXES, GA, LA
-from fl_lightning.runs.plotting import strokes
-from fl_lightning.runs.plotting.palette import DISPLAY
+from fl_lightning.runs.plotting import palette, strokes
+from fl_lightning.runs.plotting.palette import Look
 
-# More curves of unfinished runs would hide the others.
+# More curves of runs without a result would hide the others.
 MAX_LOOSE = 10
 
 
@@ -41,7 +41,7 @@ class Line(NamedTuple):
 def learning_curves(
     study: Study, by: str | None = None, metrics: Sequence[str] = (GA, LA), wide: bool = False
 ) -> Picture:
-    """GA and LA over the rounds; colour is the case, dash the value of one setting.
+    """GA is the accuracy of the server's model, LA the mean accuracy of the clients' models, on the same test set.
 
     Args:
         study: The runs.
@@ -53,37 +53,43 @@ def learning_curves(
 
 
 def curves_by_clients(study: Study) -> Picture:
-    """Learning curves for several numbers of clients N."""
+    """GA over the rounds; colour is the method, dash the number of clients N."""
     return _draw(study, "data.clients", (GA,), _rounds_axis)
 
 
 def curves_by_alpha(study: Study) -> Picture:
-    """Learning curves for several degrees of heterogeneity alpha, at the best setting of each."""
+    """GA over the rounds at the best setting of each method; colour is the method, dash the heterogeneity α."""
     return _draw(study, "data.alpha", (GA,), _rounds_axis)
 
 
 def online_against_offline(study: Study) -> Picture:
-    """FOLA's online Fisher against the offline one."""
+    """GA and LA over the rounds, with the Fisher taken along the local path, or once at its end."""
     return _draw(study, None, (GA, LA), _rounds_axis)
 
 
 def prior_and_product(study: Study) -> Picture:
-    """Product or average, each with and without the prior loss: dash is its weight lambda."""
+    """GA and LA over the rounds, for the product of posteriors and the plain average; dash is the strength λ of the
+    prior loss, 0 is none.
+    """
     return _draw(study, "method.strength", (GA, LA), _rounds_axis)
 
 
 def personal_curves(study: Study) -> Picture:
-    """Accuracy on the clients' own test sets, before and after local training."""
+    """Accuracy on the clients' own test sets: of the server's model before local training, of each client's model after
+    it; the mean over clients.
+    """
     return _draw(study, None, ("PA_before", "PA_after"), _rounds_axis, chosen_by=GA)
 
 
 def against_bytes(study: Study, by: str | None = None, metrics: Sequence[str] = (GA,)) -> Picture:
-    """Accuracy over the communication of all clients, in both directions."""
+    """What the server and all clients have sent: a method that sends twice as much per round is twice as far right."""
     return _draw(study, by, metrics, _bytes_axis)
 
 
 def against_seconds(study: Study, by: str | None = None, metrics: Sequence[str] = (GA,)) -> Picture:
-    """Accuracy over the time of training and aggregation, without evaluation; on a busy machine time says little."""
+    """Time of training and aggregation on the machine that ran them, which may have been busy; the first round after a
+    start also loads code and data.
+    """
     return _draw(study, by, metrics, _seconds_axis)
 
 
@@ -102,7 +108,7 @@ class Axis(NamedTuple):
 
 
 def _rounds_axis(rounds: pd.DataFrame) -> Axis:
-    return Axis(rounds["round"].astype(float), "round", whole=True)
+    return Axis(rounds["round"].astype(float), "communication round", whole=True)
 
 
 def _bytes_axis(rounds: pd.DataFrame) -> Axis:
@@ -113,7 +119,7 @@ def _bytes_axis(rounds: pd.DataFrame) -> Axis:
 
 def _seconds_axis(rounds: pd.DataFrame) -> Axis:
     seconds = (rounds["seconds_local"] + rounds["seconds_server"]).groupby(rounds["run_id"]).cumsum()
-    return Axis(seconds, "time of training and aggregation (s)")
+    return Axis(seconds, "training and aggregation time (s)")
 
 
 def _draw(
@@ -139,7 +145,7 @@ def _draw(
     rounds = study.rounds.assign(x=axis.values)
     chosen_by = chosen_by or metrics[0]
     lines, best = _lines(study, rounds, by, chosen_by)
-    looks, dashes = _strokes_of(lines)
+    looks, dashes = _strokes_of(lines, best)
     figure, panels = style.picture(len(metrics), height=2.3 if len(lines) <= 6 else 3.0, wide=wide, sharex=True)
     longest = int(rounds["round"].max())
     bands: list[Band] = []
@@ -175,12 +181,10 @@ def _measured(
     return known, ""
 
 
-def _strokes_of(lines: Sequence[Line]) -> tuple[dict[str, Look], dict[Any, Any]]:
+def _strokes_of(lines: Sequence[Line], best: pd.DataFrame) -> tuple[dict[str, Look], dict[Any, Any]]:
     """The look of every case, and the dash of every value."""
-    cases = list(dict.fromkeys(line.case for line in lines))
-    methods = {line.case: DISPLAY.get(m, m) for line in lines for m in _all(line)["method"].iloc[:1]}
     values = sorted(dict.fromkeys(line.value for line in lines), key=comparisons.order)
-    return style.looks(cases, methods), style.dashes(values)
+    return style.looks_of(best), palette.dashes(values)
 
 
 def _label(panels: Sequence[Axes], axis: Axis, rounds: pd.DataFrame) -> None:
@@ -198,16 +202,15 @@ def _label(panels: Sequence[Axes], axis: Axis, rounds: pd.DataFrame) -> None:
 
 def _legend(figure: Picture, looks: Mapping[str, Look], dashes: Mapping[Any, Any], by: str | None) -> None:
     """Colours and markers of the cases, dashes of the values."""
-    cases = [(case, {"color": look.colour, "marker": look.marker}) for case, look in looks.items()]
     values = (
         []
         if by is None or len(dashes) < 2
         else [
-            (f"{comparisons.symbol(by)} = {comparisons.shown(value)}", {"linestyle": dash})
+            (comparisons.in_words({by: value}) or f"no {comparisons.symbol(by)}", {"linestyle": dash})
             for value, dash in dashes.items()
         ]
     )
-    style.legend(figure, cases, values)
+    style.legend(figure, style.case_entries(looks), values)
 
 
 def _without_silent(study: Study) -> tuple[Study, list[str]]:
@@ -215,8 +218,8 @@ def _without_silent(study: Study) -> tuple[Study, list[str]]:
     rounds = study.rounds
     sent = (rounds["bytes_down"] + rounds["bytes_up"]).groupby(rounds["case"]).transform("sum")
     silent = list(rounds.loc[sent.eq(0), "case"].unique())
-    kept = study.of(study.runs.loc[~study.runs["case"].isin(silent)])
-    return kept, [f"{', '.join(silent)} sends nothing and is not shown"] if silent else []
+    sending = study.of(study.runs.loc[~study.runs["case"].isin(silent)])
+    return sending, [f"{', '.join(silent)} sends nothing and is not shown"] if silent else []
 
 
 def _far_apart(rounds: pd.DataFrame) -> bool:
@@ -241,7 +244,7 @@ def _lines(study: Study, rounds: pd.DataFrame, by: str | None, metric: str) -> t
         for key in (*keys, *settings):
             same = mine[key].isna() if row[key] is None or row[key] != row[key] else mine[key].eq(row[key])
             mine = mine.loc[same]
-        # A seed that ended more than once counts once; its remains are not a loose end.
+        # A seed that ended more than once counts once; its other runs are left out.
         is_loose = ~mine["run_id"].isin(row["run_ids"]) & ~mine["ended"]
         loose = mine.loc[is_loose, "run_id"].iloc[:MAX_LOOSE]
         lines.append(
@@ -292,7 +295,3 @@ def _basis(bands: Sequence[Band], best: pd.DataFrame, metric: str) -> str:
         settings = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[0]}"
         text += f"; best of {settings} settings by final {metric}"
     return text
-
-
-def _all(line: Line) -> pd.DataFrame:
-    return line.results if len(line.results) else line.loose

@@ -7,6 +7,7 @@ from analysis import style
 from analysis.style import Picture
 from fl_lightning.gaussian.ridge import Landscape, demo_posteriors
 from fl_lightning.gaussian.ridge import landscape as compute
+from fl_lightning.runs.plotting import palette
 
 
 def landscape(scene: Landscape | None = None) -> Picture:
@@ -17,13 +18,13 @@ def landscape(scene: Landscape | None = None) -> Picture:
     """
     scene = scene or compute(*demo_posteriors())
     figure, (above, below) = style.picture(2, height=2.4, sharex=True)
-    looks = style.looks(["FedAvg", "FOLA"], {})
-    one, two = style.looks(["FedCurv", "SCAFFOLD"], {}).values()
+    looks = palette.looks(["FedAvg", "FOLA"], {})
+    one, two = palette.looks(["FedCurv", "SCAFFOLD"], {}).values()
     above.grid(visible=False)
     levels = np.linspace(0.03, 0.97, 9) * scene.mixture.max()
     shades = ListedColormap([style.faint()])
     above.contour(scene.x, scene.y, scene.mixture, levels=levels, cmap=shades, linewidths=0.5)
-    above.plot(*scene.ridge.T, color=looks["FOLA"].colour, lw=1.1, linestyle=style.DASHES[1])
+    above.plot(*scene.ridge.T, color=looks["FOLA"].colour, lw=1.1, linestyle=palette.DASHES[1])
     above.plot(*scene.line.T, color=looks["FedAvg"].colour, lw=0.9)
     marks = {"mode": "o", "saddle": "s", "antimode": "v"}
     above.plot(*scene.ridge[-1], "o", color=one.colour, ms=5)
@@ -40,8 +41,8 @@ def landscape(scene: Landscape | None = None) -> Picture:
     width = float(scene.x[1] - scene.x[0])
     below.plot(scene.x, product.sum(0) / (product.sum() * width), color=looks["FOLA"].colour, lw=1.2)
     for place, look in ((scene.average, looks["FedAvg"]), (scene.product, looks["FOLA"])):
-        below.axvline(place[0], color=look.colour, lw=0.8, linestyle=style.DASHES[2])
-    below.set(xlabel="$θ_1$", ylabel="density along $θ_1$", ylim=(0, None))
+        below.axvline(place[0], color=look.colour, lw=0.8, linestyle=palette.DASHES[2])
+    below.set(xlabel="$θ_1$", ylabel="marginal density of $θ_1$", ylim=(0, None))
     kinds = list(dict.fromkeys(point.kind for point in scene.critical))
     dots = {"linestyle": "none"}
     style.legend(
@@ -52,7 +53,7 @@ def landscape(scene: Landscape | None = None) -> Picture:
             ("line, average (FedAvg)", {"color": looks["FedAvg"].colour, "marker": looks["FedAvg"].marker}),
             (
                 "ridge, product (FOLA)",
-                {"color": looks["FOLA"].colour, "marker": looks["FOLA"].marker, "linestyle": style.DASHES[1]},
+                {"color": looks["FOLA"].colour, "marker": looks["FOLA"].marker, "linestyle": palette.DASHES[1]},
             ),
             *(
                 (

@@ -10,14 +10,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from analysis import columns, comparisons, style
-from analysis.runs import Study
 from analysis.statistics import mean_band
-from analysis.style import Look, Picture
+from analysis.study import Study
+from analysis.style import Picture
 from fl_lightning.metrics.metric import AXES
-from fl_lightning.runs.plotting import strokes
+from fl_lightning.runs.plotting import palette, strokes
+from fl_lightning.runs.plotting.palette import Look
 
 # The diagonal is FOLA itself and keeps its colour; the plain average is FedAvg's.
 FORMS: Mapping[str, tuple[str, str]] = {
@@ -26,7 +28,7 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "diagonal": ("diagonal Fisher", "FOLA"),
     "none": ("average (FedAvg)", "FedAvg"),
 }
-STYLES = {"online": style.DASHES[0], "offline": style.DASHES[1], "none": style.DASHES[0]}
+STYLES = {"online": palette.DASHES[0], "offline": palette.DASHES[1], "none": palette.DASHES[0]}
 
 
 class Kind(NamedTuple):
@@ -37,20 +39,20 @@ class Kind(NamedTuple):
 
 
 def curvatures(study: Study) -> Picture:
-    """GA and LA of all curvatures over the rounds."""
+    """GA and LA over the rounds; colour is the form of the curvature, dash how it is evaluated."""
     return _over_rounds(study, AXES, 100)
 
 
 def cosine_of_precisions(study: Study) -> Picture:
-    """How alike the clients' precisions are: after the paper's min-max normalisation, and as they are."""
-    names = {"precision_cosine_minmax": "cosine, min-max (paper)", "precision_cosine": "cosine, raw"}
+    """The paper's normalisation decides the answer for full matrices, so both are shown."""
+    names = {"precision_cosine_minmax": "cosine similarity, min-max", "precision_cosine": "cosine similarity, raw"}
     if not any(name in study.rounds and study.rounds[name].notna().any() for name in names):
         return style.empty("no run has measured the cosine between its clients' precisions; FOLA does", study)
     return _over_rounds(study, names, 1)
 
 
 def ridge_curves(study: Study) -> Picture:
-    """Test accuracy along the ridge between two clients, one panel for each round that was probed.
+    """From client 2's model to client 1's, on the ridge of their posteriors or on the straight line.
 
     Args:
         study: From `arrays.ridges`: with the further columns `round`, `share` (pi_1), `accuracy`, and `path`, which is
@@ -83,7 +85,7 @@ def ridge_curves(study: Study) -> Picture:
 
 
 def precision_matrix(matrix: ArrayLike, name: str = "") -> Picture:
-    """The precision of one client, from 0 (its smallest entry) to 1 (its largest); a diagonal is drawn as a curve.
+    """What a diagonal leaves out: entries away from the diagonal couple parameters. Scaled to lie between 0 and 1.
 
     Args:
         matrix: Rows and columns of the first parameters, or only their diagonal.
@@ -91,10 +93,10 @@ def precision_matrix(matrix: ArrayLike, name: str = "") -> Picture:
     """
     values = np.asarray(matrix, dtype=float)
     if not values.size:
-        return style.empty("no run has kept a picture of its precision; set probe.ridge_rounds")
+        return style.empty("no run has saved a picture of its precision; set probe.ridge_rounds")
     if values.ndim == 1:
         figure, (panel,) = style.picture()
-        panel.plot(values, color=style.looks(["FOLA"], {})["FOLA"].colour, lw=0.6)
+        panel.plot(values, color=palette.looks(["FOLA"], {})["FOLA"].colour, lw=0.6)
         panel.set(xlabel="parameter", ylabel="normalised precision")
         style.headline(figure, name)
         return figure
@@ -107,6 +109,8 @@ def precision_matrix(matrix: ArrayLike, name: str = "") -> Picture:
     scale = TwoSlopeNorm(usual, min(low, usual - 1e-9), max(high, usual + 1e-9))
     cells = panel.imshow(values, cmap="RdBu_r", norm=scale, interpolation="nearest")
     panel.set(xlabel="parameter", ylabel="parameter")
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     bar = figure.colorbar(cells, ax=panel, label="normalised precision", extend="both", shrink=0.9)
     bar.ax.tick_params(labelsize=7, colors=style.faint(), labelcolor=style.ink())
     bar.ax.yaxis.label.set(color=style.ink(), fontsize=8)
@@ -143,7 +147,7 @@ def _over_rounds(study: Study, metrics: Mapping[str, str], scale: float) -> Pict
         panel.set_ylabel(metrics[metric])
         if metric in AXES:
             strokes.percent(panel)
-    panels[-1].set_xlabel("round")
+    panels[-1].set_xlabel("communication round")
     strokes.rounds(panels[-1], int(rounds["round"].max()))
     _legend(figure, list(shown))
     style.headline(figure, style.seeds(sorted(numbers)))
@@ -176,7 +180,7 @@ def _curve(panel: Axes, x: Any, values: Any, kind: Kind) -> None:
 
 def _look(form: str) -> Look:
     name = FORMS[form][1]
-    return style.looks([name], {})[name]
+    return palette.looks([name], {})[name]
 
 
 def _legend(figure: Picture, kinds: Sequence[Kind]) -> None:

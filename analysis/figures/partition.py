@@ -14,7 +14,7 @@ MOST = 6
 
 
 def partitions(counts: Mapping[str, ArrayLike]) -> Picture:
-    """Clients by classes, one panel per partition; the colour is the number of samples, on one scale for all.
+    """How many samples of each class each client has. An empty cell has none; a cross marks a client without samples.
 
     Args:
         counts: For every title the samples per client (row) and class (column), as `Runs.partitions` gives them.
@@ -29,10 +29,10 @@ def partitions(counts: Mapping[str, ArrayLike]) -> Picture:
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     scale = strokes.samples_scale(max(int(table.max()) for table in tables.values()))
     for panel, (title, table) in zip(panels, tables.items(), strict=False):
-        style.dress(panel)
+        strokes.dress(panel)
         strokes.cells(panel, table, scale, ticks=20 // columns)
         empty = int((table.sum(1) == 0).sum())
-        note = f"\ncrosses: {empty} without samples" if empty else ""
+        note = f"\n{empty} without samples" if empty else ""
         panel.set_title(f"{title}{note}", fontsize=6.5, color=style.ink())
         panel.tick_params(labelsize=6)
     for position, panel in enumerate(panels):

@@ -28,13 +28,18 @@ OUTSIDE = {
 }
 # Guides by task. A guide that is missing here follows under Reference.
 NAVIGATION = {
-    "Start": {"Tutorial": "tutorial"},
+    "Start": {"Tutorial": "tutorial", "Fine-tuning": "finetuning"},
     "Understand": {"FOLA": "fola", "Methods": "methods", "Results": "results", "Rules of the verdicts": "claims"},
     "Run": {"Runs": "running", "Data and models": "data"},
     "Sweep": {"Sweeps": "sweeps"},
     "Analyse": {"Reports, tables, figures": "analysis", "Uncertainty": "uncertainty"},
     "Extend": {"Extending": "extending", "Architecture": "architecture", "Contributing": "contributing"},
-    "Operate": {"Workers, clusters, GPUs": "scaling", "Reliability": "reliability", "Benchmarks": "benchmarks"},
+    "Operate": {
+        "Workers, clusters": "scaling",
+        "GPUs": "gpu",
+        "Reliability": "reliability",
+        "Benchmarks": "benchmarks",
+    },
 }
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)([^)]*\))")
 

@@ -26,7 +26,7 @@ from fl_lightning.runs.config.schema import as_text
 from fl_lightning.runs.tracking.store import is_server, store_uri
 
 if TYPE_CHECKING:
-    from analysis.runs import Study
+    from analysis.study import Study
     from tune.outcome import CellOutcome
     from tune.study import Study as SweptStudy
 

@@ -1,18 +1,20 @@
 """The flags of a command."""
 
 import json
+import re
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from fl_lightning import discovery
 from fl_lightning.errors import UserError, require
 from fl_lightning.metrics.early_stopping import Stop, stop_of
-from fl_lightning.runs.config.schema import type_name
 
 INDENT = 8 * " "
+# The setting that may name a run, and what an MLflow id looks like.
+START, RUN_ID = "model.weights", re.compile("[0-9a-f]{6,32}")
 # Options that a configuration file may hold beside the settings of a run: where it computes, which changes no number.
 COMPUTING = ("workers", "address", "resources.cpu", "resources.gpu")
 
@@ -56,7 +58,17 @@ def with_files(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Namesp
     from_files = {key: value for path in options.config for key, value in read_yaml(path).items()}
     computing = [f"--{key}={as_text(key, from_files.pop(key))}" for key in COMPUTING if key in from_files]
     options, flags = parser.parse_known_args([*computing, *arguments])
-    return options, {**from_files, **flags_to_settings(flags)}
+    return options, _with_start({**from_files, **flags_to_settings(flags)}, options)
+
+
+def _with_start(settings: dict[str, Any], options: Namespace) -> dict[str, Any]:
+    """The settings with the folder of a run in the place of its MLflow id, where a network starts from one."""
+    start = str(settings.get(START))
+    if START not in settings or not RUN_ID.fullmatch(start) or Path(start).exists():
+        return settings
+    from fl_lightning.runs.locate import folder_of_run
+
+    return {**settings, START: str(folder_of_run(start, options.out))}
 
 
 def flags_to_settings(flags: Sequence[str]) -> dict[str, str]:
@@ -172,3 +184,20 @@ def writable_picture(path: Path) -> Path:
     except OSError as error:
         raise UserError(f"cannot write to {path.parent}: {error.strerror}; choose another --picture") from None
     return path
+
+
+def type_name(kind: Any) -> str:
+    """A type as a placeholder in a help text.
+
+    >>> type_name(float), type_name(int | None), type_name(Literal["a", "b"])
+    ('NUMBER', 'INTEGER|null', '{a,b}')
+    """
+    names = {int: "INTEGER", float: "NUMBER", bool: "{true,false}", str: "NAME", type(None): "null"}
+    if kind in names:
+        return names[kind]
+    if get_origin(kind) is Literal:
+        options = get_args(kind)
+        return f"{{{','.join(map(str, options))}}}" if len(options) > 1 else str(options[0])
+    if get_origin(kind) in (tuple, list):
+        return f"[{type_name(get_args(kind)[0])},...]"
+    return "|".join(type_name(option) for option in get_args(kind)) or "VALUE"

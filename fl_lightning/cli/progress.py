@@ -11,7 +11,7 @@ from fl_lightning.metrics.metric import GA, LA, Measurement, sign
 from fl_lightning.system import activity, interrupts
 
 if TYPE_CHECKING:
-    from tune.status import Status
+    from tune.work import Status
 
 
 def interval() -> float:

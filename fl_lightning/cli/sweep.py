@@ -110,8 +110,8 @@ def dry_run(study: "Study", how: "Options") -> None:
     from fl_lightning.engines.parallel.ray_cluster import local_nodes
     from tune.best import listed, named
     from tune.estimate import forecast
-    from tune.follow_up import expected
-    from tune.grid import cells, environments
+    from tune.grid import cells, environments, started
+    from tune.outcome import expected
     from tune.sweep import fitting, local_slots, missing
 
     each = 1 if how.workers == "auto" else how.workers
@@ -128,7 +128,7 @@ def dry_run(study: "Study", how: "Options") -> None:
         if study.confirm is not None:
             print(f"then {confirming} runs that confirm the best settings on {named(study.confirm.seeds)}")
         return
-    tried = cells(study)
+    tried = started(study, cells(study), how.out)
     configs = list({identity(config): config for cell in tried for config in cell.configs}.values())
     todo = configs if how.fresh else missing(configs, how.out, study.stop)
     print(f"study       {' '.join(filter(None, (study.name, study.scale)))}: {study.about}")

@@ -9,7 +9,7 @@ from fl_lightning.cli.flags import CommandParser, chosen_by
 from fl_lightning.errors import UserError, require, unknown
 
 if TYPE_CHECKING:
-    from analysis.runs import Study
+    from analysis.study import Study
 
 EXAMPLES = """examples:
   fl-lightning table accuracy --study demo
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     thresholds = levels(options.thresholds)
     where = chosen_by(options.where)
     from analysis import formats  # imports what only tables need
-    from analysis.catalogue import TABLES
+    from analysis.tables import TABLES
 
     entries = {entry.key: entry for entry in TABLES}
     name = options.name or next(iter(entries))
@@ -115,10 +115,9 @@ def levels(text: str | None) -> tuple[float, ...]:
 
 def _only_part(store: str | None, study: str | None, scale: str | None, where: "dict[str, object]") -> "Study":
     """The runs that are meant: accuracies of different studies do not belong into one table."""
-    from analysis.runs import NoRuns
-    from analysis.selection import parts
+    from analysis.runs import NoRuns, studies
 
-    found = list(parts(store, study, scale, where))
+    found = list(studies(store, study, scale, where))
     full = [part for part in found if len(part.runs)]
     if not full:
         raise NoRuns("; ".join(remark for part in found for remark in part.remarks))

@@ -6,10 +6,10 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from fl_lightning.cli.flags import CommandParser, add_runs
+from fl_lightning.cli.flags import CommandParser, add_runs, type_name
 from fl_lightning.metrics.metric import is_final, kinds_in
 from fl_lightning.runs.config.run_config import configure
-from fl_lightning.runs.config.schema import Field, as_text, fields_of, type_name
+from fl_lightning.runs.config.schema import Field, as_text, fields_of
 from fl_lightning.system.text import render
 
 SECTION = "uncertainty"
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.add_argument(f"--{SECTION}.{name}", dest=name, help=argparse.SUPPRESS, default=None)
     options = parser.parse_args(list(arguments))
     given = {name: value for name in schema if (value := getattr(options, name)) is not None}
-    from analysis.catalogue import TABLES
+    from analysis.tables import TABLES
     from fl_lightning.cli.progress import Progress
     from fl_lightning.runs.load import config_of, measure_posterior  # imports what only this needs
     from fl_lightning.runs.locate import folder_of_run
@@ -83,7 +83,7 @@ def detection_rows(numbers: dict[str, float], strange: Sequence[str]) -> list[di
     """One line for every kind of prediction and of out-of-distribution inputs."""
     kinds = kinds_in(numbers)
     return [
-        {"prediction": kind, "OOD inputs": name}
+        {"prediction": kind, "out-of-distribution inputs": name}
         | {metric: f"{numbers[f'{kind}/{metric}/{name}']:.4f}" for metric in DETECTION}
         for name in strange
         for kind in kinds

@@ -229,9 +229,9 @@ def check_wide(method: str, task: Task, data: ClientData) -> None:
             same = torch.allclose(
                 task.logits(Weights(_rolled(params), {}), x), task.logits(Weights(params, {}), x), rtol=1e-3, atol=1e-4
             )
-        task.model.train()
+        task.train()
         slopes = torch.func.grad(lambda p: task.loss(Weights(p, {}), x, y))(params)
-    task.model.train(was_training)
+    task.train(was_training)
     dead = all(torch.equal(slopes[name], value) for name, value in restricted(slopes, live).items())
     require(
         same and dead,

@@ -82,4 +82,4 @@ def _evaluation_mode(task: Task) -> Iterator[None]:
     try:
         yield
     finally:
-        task.model.train(was_training)
+        task.train(was_training)

@@ -94,7 +94,7 @@ def factors(
                     _add_gradients(gradient_moments, recording, seed)
             seen += len(y)
     finally:
-        task.model.train(was_training)
+        task.train(was_training)
     return Factors(
         {name: moment / len(data) for name, moment in second_moments.items()},
         {name: moment / len(data) for name, moment in gradient_moments.items()},

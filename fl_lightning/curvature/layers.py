@@ -4,6 +4,8 @@ The loss depends on such a layer's parameters only through its outputs, which ar
 g of the loss at the outputs are all that per-sample gradients (g a^T), their squares and Kronecker factors need. A
 convolution is linear in its patches.
 
+B of an adapter (`models/lora.py`) is such a layer, too, where A is frozen: its input is A times that of the layer.
+
 A network may hold other parameters, too: `Recording.rest` names those that belong to no plain layer. A layer is plain
 if it is an `nn.Linear` or `nn.Conv2d` whose computation is unchanged (hooks, weight norm, parametrizations,
 groups, padding other than zeros), that is called once, and whose weights no other layer uses (tied weights, a weight
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
+from fl_lightning.models.lora import Adapter
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import zip_map
 
@@ -71,25 +74,32 @@ def record(task: Task, weights: Weights, x: Tensor) -> Recording:
 
     Gradients at the layers follow by `torch.autograd.grad(..., [call.output for call in calls])`.
     """
-    plain = {name: layer for name, layer in trained_layers(task).items() if is_plain(layer)}
+    trained = trained_layers(task)
+    plain = {name: layer for name, layer in trained.items() if is_plain(layer)}
+    adapted = _adapted(task, trained)
     with torch.enable_grad():
         leaves = {name: value.detach().requires_grad_() for name, value in weights.params.items()}
         buffers = zip_map(torch.clone, weights.buffers)  # in training mode BatchNorm writes into them
-        met, logits = _met(task, Weights(leaves, buffers), plain, x)
+        every = {**plain, **{name: task.model.get_submodule(name) for name in adapted}}
+        met, logits = _met(task, Weights(leaves, buffers), every, x)
     uses = dict(zip(leaves, _uses(logits, leaves.values()), strict=True))
     names = [one.name for one in met]
     calls = []
     for name, given, version, output in met:
         weight, bias = (f"{name}.{key}" if name else key for key in ("weight", "bias"))
+        layer, is_kept = every[name], given._version == version  # not written over by what follows
+        if name in adapted:
+            weight = f"{adapted[name]}.b"
+            given, layer = _projected(_layer(layer), task.model.get_submodule(adapted[name]), given)
         own = [key for key in (weight, bias) if key in leaves]
         if (
             weight in leaves
             and names.count(name) == 1
             and all(uses[key] == 1 for key in own)  # not tied to another layer, used outside of its own, or not at all
             and output.requires_grad
-            and given._version == version  # not written over by what follows
+            and is_kept
         ):
-            calls.append(Call(weight, bias if bias in own else None, _layer(plain[name]), given, output))
+            calls.append(Call(weight, bias if bias in own else None, _layer(layer), given, output))
     known = {key for call in calls for key in call.names}
     return Recording(logits, tuple(calls), tuple(key for key in leaves if key not in known))
 
@@ -112,8 +122,39 @@ def is_plain(layer: nn.Module) -> bool:
     if changed or layer._parameters.keys() != {"weight", "bias"}:
         return False
     if type(layer) is nn.Conv2d:
-        return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        return _is_usual(layer)
     return type(layer) is nn.Linear
+
+
+def _adapted(task: Task, trained: Mapping[str, nn.Module]) -> dict[str, str]:
+    """The names of layers whose adapters have a frozen A, and of these adapters."""
+    found: dict[str, str] = {}
+    for path, adapter in trained.items():
+        name = path.removesuffix(".parametrizations.weight.0").removeprefix("parametrizations.weight.0")
+        if isinstance(adapter, Adapter) and name != path and not adapter.a.requires_grad:
+            layer = task.model.get_submodule(name)
+            own = [parameter.requires_grad for parameter in layer.parameters(recurse=False)]
+            if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and _is_usual(layer)):
+                found |= {} if any(own) else {name: path}
+    return found
+
+
+def _projected(layer: Plain, adapter: nn.Module, x: Tensor) -> tuple[Tensor, Plain]:
+    """What B of an adapter is multiplied with, and the layer that it is by itself: (alpha / rank) A times the input.
+
+    A convolution by A comes before one of a single pixel by B.
+    """
+    assert isinstance(adapter, Adapter)
+    a, rows = adapter.scale * adapter.a.detach(), len(adapter.b)
+    if isinstance(layer, nn.Conv2d):
+        kernels = a.view(-1, *layer.weight.shape[1:])
+        inner = nn.functional.conv2d(x, kernels, None, layer.stride, layer.padding, layer.dilation)
+        return inner, nn.Conv2d(len(a), rows, 1, bias=False, device="meta")
+    return nn.functional.linear(x, a), nn.Linear(len(a), rows, bias=False, device="meta")
+
+
+def _is_usual(layer: nn.Conv2d) -> bool:
+    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
 def input_rows(layer: Plain, inputs: Tensor) -> Tensor:

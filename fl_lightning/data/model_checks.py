@@ -111,14 +111,14 @@ def _examples(data: ClientData) -> Inputs:
 def _in_training(task: Task, x: Inputs) -> Tensor:
     """The outputs in training mode; BatchNorm's statistics and the random stream stay unchanged."""
     was_training = task.model.training
-    task.model.train()
+    task.train()
     try:
         with torch.no_grad(), streams.undisturbed():
             return task.logits(
                 Weights(task.initial.params, zip_map(torch.clone, task.initial.buffers)), each(torch.clone, x)
             )
     finally:
-        task.model.train(was_training)
+        task.train(was_training)
 
 
 def check_fit(task: Task, data: ClientData) -> None:

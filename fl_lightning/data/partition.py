@@ -86,6 +86,8 @@ class Split:
             partitioning.
         holdout: Share of the training samples in use that belongs to no client but to the server: class-balanced,
             taken before partitioning; for methods whose server has data. The same for every method at one seed.
+        holdout_seed: Which draw of the holdout it is, for runs of every seed alike, as a network that was pretrained on
+            it asks for. null draws it by the run's seed.
         validation: Share of the training samples in use that belongs to no client and serves only to choose settings:
             stratified, taken before partitioning, apart from the holdout. The same for every method at one seed; the
             server model's accuracy on it is GA_validation.
@@ -122,6 +124,7 @@ class Split:
     validation: float = 0.0
     drop_classes: tuple[int, ...] = ()
     client_test: float = 0.0
+    holdout_seed: int | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -338,7 +341,7 @@ def held_out(labels: Tensor, split: Split, seed: int) -> Tensor:
     if split.holdout == 0:
         return torch.empty(0, dtype=torch.long)
     chosen = in_use(labels, split)
-    rng = numpy_generator(seed, "holdout")
+    rng = numpy_generator(seed if split.holdout_seed is None else split.holdout_seed, "holdout")
     classes = [rng.permutation(positions) for positions in members(_array(labels)[chosen])]
     number = round(split.holdout * len(chosen))
     # Deal the classes out in turn: the i-th sample of every class before the (i+1)-th of any.

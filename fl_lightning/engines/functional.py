@@ -127,7 +127,7 @@ def train_one(method: Method, task: Task, context: Context, buffers: Params, pla
     """One client, in place on the task's workbench."""
     training, data, model = plan.training, plan.data, task.model
     task.load(Weights(context.start, buffers))
-    model.train()
+    task.train()
     leaves: Params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     params = zip_map(torch.detach, leaves)  # the same storage
     frozen = frozen_in(method, context)
@@ -230,7 +230,7 @@ class Batch(NamedTuple):
 
 def train_many(method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]) -> Iterator[Fit]:
     """Several clients at once by vmap; clients with fewer steps stand still when they have finished."""
-    task.model.train()
+    task.train()
     one = OneOfMany(method, task, context, plans[0].training, min(plan.num_steps for plan in plans))
     clients = one.start(buffers, len(plans))
     losses = torch.zeros(len(plans), dtype=torch.float64, device=task.device)

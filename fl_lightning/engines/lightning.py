@@ -84,7 +84,7 @@ class Lightning(Engine):
         from fl_lightning.client import ClientModule, OnlineFisher
 
         task.load(Weights(context.start, buffers))
-        task.model.train()
+        task.train()
         client = ClientModule(method, task, context, plan)
         observer, statistics = observation(method, context)
         fisher = None if observer is None else OnlineFisher(statistics, partial(observed, observer))

@@ -193,7 +193,7 @@ class FedBE(Method, HasEnsemble):
         params, velocity = start, zeros(start)
         total = zip_map(lambda p: torch.zeros_like(p, dtype=torch.float64), start)
         was_training = task.model.training
-        task.model.train()  # the student learns with dropout, as clients do
+        task.train()  # the student learns with dropout, as clients do
         try:
             with streams.global_noise(seed, "noise"):
                 for step, chosen in enumerate(self._batches(len(data), seed), start=1):
@@ -208,7 +208,7 @@ class FedBE(Method, HasEnsemble):
                     if step in averaged:
                         total = zip_map(torch.add, total, params)
         finally:
-            task.model.train(was_training)
+            task.train(was_training)
         return cast_like(zip_map(lambda value: value / len(averaged), total), start)
 
     def diagnose(

@@ -26,7 +26,7 @@ from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.full import Full
 from fl_lightning.method import HasPosterior, Method, task_of
-from fl_lightning.metrics.round_metrics import score
+from fl_lightning.metrics.scores import score
 from fl_lightning.metrics.settings import Probe
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import Params, flatten

@@ -7,38 +7,39 @@ NLL, Brier and ECE measure the calibration of the aggregated model's probabiliti
 (`metrics.uncertainty.calibration`); without classes they are left out. GA_validation is the accuracy
 of the aggregated model on training samples that belong to no client (`data.validation`), if there are any. AE and LF
 are the distances from a reference posterior for which GA and LA stand; see `fl_lightning.metrics.reference`. PA is the
-accuracy on the clients' own test sets, see `fl_lightning.metrics.client_tests`.
+accuracy on the clients' own test sets (`data.client_test`):
+
+    PA_before = 1/n sum_n (accuracy of theta_S on client n's test set), theta_S as the round begins
+    PA_after  = 1/n sum_n (accuracy of theta_n on client n's test set), theta_n after local training
+
+Over the members of the cohort that have a test set, all counting the same. `_worst` is the mean of the worst tenth of
+them, at least one (Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020), `_std` their standard
+deviation (of the population, 0 for one client).
 
 Not every round need be measured (`Evaluation`): one that is not due has none of these, but losses, traffic and time.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from fl_lightning.data.dataset import Dataset
-from fl_lightning.data.partition import subset_indices
 from fl_lightning.engines.returned import diagnosed
 from fl_lightning.method import Method, task_of
-from fl_lightning.metrics.client_tests import client_score
-from fl_lightning.metrics.client_tests import measure as measure_personal
 from fl_lightning.metrics.metric import GA, LA, METRICS, Measurement, is_final
 from fl_lightning.metrics.reference import Reference
+from fl_lightning.metrics.scores import BLOCK, client_score, score, score_at, score_local
 from fl_lightning.metrics.settings import Evaluation
-from fl_lightning.metrics.uncertainty.calibration import Calibration
-from fl_lightning.models.inputs import Inputs, each, part, split
+from fl_lightning.models.inputs import each, part
 from fl_lightning.models.task import Score, Task, Weights
 from fl_lightning.record import ClientResult, RoundRecord
-from fl_lightning.system import activity
 
-# Test samples per forward pass: larger blocks leave the cache of a CPU and are slower.
-BLOCK = 1000
-# What convolutions make of these would do so too: they see a quarter at a time, to the same bits.
-CONVOLVED = 250
+# The share of clients that counts as the worst.
+WORST = 0.1
 # Test samples on which a module's own evaluation is tried out.
 FEW = 32
 # What takes a pass over data, by the beginning of its name; a round that is not due has none of it.
@@ -46,71 +47,6 @@ MEASURED = frozenset(metric.name.partition("_")[0] for metric in METRICS if metr
 # What every round has, measured or not; a module's own metric of such a name goes by another.
 ALWAYS = frozenset(metric.name for metric in METRICS if metric.due == "always")
 MEASURED_OF_CLIENTS = frozenset({"accuracy", "R2", "distance", "test_samples", "accuracy_before", "accuracy_after"})
-
-
-def score(task: Task, models: Sequence[Weights], dataset: Dataset, calibrated: int = 0) -> list[Score]:
-    """Metric and NLL of several models on the test set; of the first `calibrated` ones, Brier score and ECE too."""
-    return score_on(task, models, dataset, dataset.test_x, dataset.test_y, calibrated)
-
-
-def score_on(
-    task: Task, models: Sequence[Weights], dataset: Dataset, inputs: Inputs, labels: Tensor, calibrated: int = 0
-) -> list[Score]:
-    """The same on any data: every block of them is prepared once and shown to all models."""
-    inputs, labels = each(lambda x: x.to(task.device), inputs), labels.to(task.device)
-    likelihood = task.likelihood
-    tallies: list[Tensor | None] = [None] * len(models)
-    nll = torch.zeros(len(models), dtype=torch.float64, device=task.device)
-    sums: dict[int, Calibration] = {}
-    activity.say(f"measuring {len(models)} model{'s' * (len(models) > 1)}")
-    at_once = CONVOLVED if task.device.type == "cpu" and _convolves(task) else BLOCK
-    with task.evaluating():
-        for raw, stored in zip(split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True):
-            x, y = dataset.inputs(raw, task.dtype), dataset.targets(stored, task.dtype)
-            for index, weights in enumerate(models):
-                logits = torch.cat([task.logits(weights, few) for few in split(x, at_once)])
-                found, before = likelihood.tally(logits, y), tallies[index]
-                tallies[index] = found if before is None else before + found
-                nll[index] += likelihood(logits, y, reduction="sum")
-                if index < calibrated and (classes := likelihood.as_classes(logits, y)) is not None:
-                    block = Calibration.of(*classes)
-                    sums[index] = sums[index].plus(block) if index in sums else block
-    scores = _scored(task, tallies, nll, labels)
-    numbers = {index: found.metrics() for index, found in sums.items()}
-    return [
-        one._replace(brier=numbers[i]["Brier"], ece=numbers[i]["ECE"]) if i in numbers else one
-        for i, one in enumerate(scores)
-    ]
-
-
-def _convolves(task: Task) -> bool:
-    return any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in task.model.modules())
-
-
-def _scored(task: Task, tallies: Sequence[Tensor | None], nll: Tensor, labels: Tensor) -> list[Score]:
-    """The scores of several models, whose sums the device gives at once."""
-    assert all(tally is not None for tally in tallies), "nothing to measure on"
-    sums = torch.column_stack([torch.stack([tally for tally in tallies if tally is not None]), nll]).cpu()
-    labels, metric, scores = labels.cpu(), task.likelihood.metric, []
-    for row in sums:
-        found = dict(task.likelihood.metrics(row[:-1], labels))
-        scores.append(Score(found.pop(metric), float(row[-1]) / len(labels), others=found or None))
-    return scores
-
-
-def score_at(task: Task, model: Weights, dataset: Dataset, places: Tensor) -> Score:
-    """One model on some samples of the training set."""
-    places = places.to(dataset.train_y.device)
-    (found,) = score_on(task, [model], dataset, part(dataset.train_x, places), dataset.train_y[places])
-    return found
-
-
-def score_local(task: Task, models: Sequence[Weights], dataset: Dataset, evaluation: Evaluation) -> list[Score]:
-    """The clients' models on the test set, or on the share of it that is theirs."""
-    if evaluation.local_share == 1:
-        return score(task, models, dataset)
-    places = subset_indices(dataset.test_strata, evaluation.local_share).to(dataset.test_y.device)
-    return score_on(task, models, dataset, part(dataset.test_x, places), dataset.test_y[places])
 
 
 def as_if_not_due(found: Measurement, own: frozenset[str] = frozenset()) -> Measurement:
@@ -144,7 +80,7 @@ class ClientEvaluator:
         models = [Weights(client.local.params, client.local.buffers) for client in clients]
         dataset = clients[0].local.data.dataset
         evaluated = [
-            client._replace(own=client_score(self.task, model, dataset, client.local.client, score_at))
+            client._replace(own=client_score(self.task, model, dataset, client.local.client))
             for client, model in zip(clients, models, strict=True)
         ]
         if not self.evaluation.local:
@@ -227,7 +163,7 @@ def _quality(
     weights, server = record.cohort.weights, Weights(record.after.state.params, record.after.buffers)
     scores = _scores(task, server, dataset, record, evaluation)
     metrics, clients = _accuracies(scores, weights, task.likelihood.metric)
-    personal, clients_further = measure_personal(task, dataset, record, score_at)
+    personal, clients_further = _client_tests(task, dataset, record)
     further = _validation(task, server, dataset) | personal
     taken = {*metrics, *further, *ALWAYS}
     for name, number in _user_metrics(task, server, dataset).items():
@@ -336,6 +272,38 @@ def _validation(task: Task, server: Weights, dataset: Dataset) -> dict[str, floa
     if dataset.validation is None:
         return {}
     return {"GA_validation": score_at(task, server, dataset, dataset.validation).accuracy}
+
+
+def _client_tests(task: Task, dataset: Dataset, record: RoundRecord) -> tuple[dict[str, float], dict[str, list[Any]]]:
+    """The numbers of a round, and those of each member of its cohort, NaN without a test set; nothing without tests."""
+    if dataset.client_tests is None:
+        return {}, {}
+    start = Weights(record.before.state.params, record.before.buffers)
+    before = [client_score(task, start, dataset, n) for n in record.cohort.members]
+    after = [
+        result.own or client_score(task, Weights(result.local.params, result.local.buffers), dataset, n)
+        for n, result in zip(record.cohort.members, record.clients, strict=True)
+    ]
+    numbers: dict[str, float] = {}
+    clients: dict[str, list[Any]] = {"test_samples": [len(dataset.client_tests[n]) for n in record.cohort.members]}
+    for name, scores in (("before", before), ("after", after)):
+        known = [score.accuracy for score in scores if score is not None]
+        numbers |= {f"PA_{name}{ending}": value for ending, value in summary(known).items()}
+        clients[f"accuracy_{name}"] = [math.nan if score is None else score.accuracy for score in scores]
+    return numbers, clients
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Mean, worst tenth and spread over clients, by the ending of their names; empty without clients.
+
+    >>> summary([0.5, 1.0])
+    {'': 0.75, '_worst': 0.5, '_std': 0.25}
+    """
+    if not values:
+        return {}
+    known = torch.tensor(values, dtype=torch.float64).sort().values
+    worst = known[: math.ceil(WORST * len(known))]
+    return {"": float(known.mean()), "_worst": float(worst.mean()), "_std": float(known.std(correction=0))}
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

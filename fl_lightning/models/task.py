@@ -1,6 +1,6 @@
 """A model and its likelihood as pure functions of named parameters."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from fl_lightning.models.inputs import Inputs, arguments, shown
 from fl_lightning.models.lightning_module import user_step
 from fl_lightning.models.likelihoods.base import Likelihood
 from fl_lightning.models.likelihoods.classification import Classification, as_likelihood
+from fl_lightning.models.tuning import BATCH_NORMS
 from fl_lightning.params import Params
 
 
@@ -44,7 +45,6 @@ class Score(NamedTuple):
 
 
 CLASSIFICATION = Classification()
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Task:
@@ -57,6 +57,8 @@ class Task:
         likelihood: One of `fl_lightning.models.likelihoods`; or any function that gives the negative log-likelihood of
             labels given logits, with torch's `reduction` argument: its curvature at the outputs is then not known.
         mixed: The shorter type in which training computes the network (bfloat16 or float16), if it does.
+        still: Names of modules that compute in evaluation mode, also in training, because nothing in them or before
+            them is trained. Their buffers do not belong to the weights.
 
     Attributes:
         step: The training of a LightningModule: its `training_step` is then the loss. None of other networks.
@@ -67,8 +69,10 @@ class Task:
         model: nn.Module,
         likelihood: Likelihood | Callable[..., Tensor] = CLASSIFICATION,
         mixed: torch.dtype | None = None,
+        still: Collection[str] = (),
     ) -> None:
         self.model = model
+        self.still = frozenset(still)
         self.likelihood = as_likelihood(likelihood)
         self.mixed = mixed
         self.step = user_step(model)
@@ -111,7 +115,9 @@ class Task:
     @property
     def has_batch_norm(self) -> bool:
         """Whether there is BatchNorm in the model: in training, samples of a batch then depend on each other."""
-        return any(isinstance(module, BATCH_NORMS) for module in self.model.modules())
+        return any(
+            isinstance(module, BATCH_NORMS) and name not in self.still for name, module in self.model.named_modules()
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -124,7 +130,8 @@ class Task:
     def weights(self) -> Weights:
         """A copy of the weights that the workbench holds now."""
         params = {name: p.detach().clone() for name, p in self.model.named_parameters() if p.requires_grad}
-        return Weights(params, {name: b.detach().clone() for name, b in self.model.named_buffers()})
+        buffers = {name: b for name, b in self.model.named_buffers() if name.rpartition(".")[0] not in self.still}
+        return Weights(params, {name: b.detach().clone() for name, b in buffers.items()})
 
     def load(self, weights: Weights) -> None:
         """Put weights onto the workbench."""
@@ -133,7 +140,14 @@ class Task:
                 if name in weights.params:
                     parameter.copy_(weights.params[name])
             for name, buffer in self.model.named_buffers():
-                buffer.copy_(weights.buffers[name])
+                if name in weights.buffers:
+                    buffer.copy_(weights.buffers[name])
+
+    def train(self, mode: bool = True) -> None:
+        """Training mode, or evaluation mode, for all that does not stand still."""
+        self.model.train(mode)
+        for name in self.still if mode else ():
+            self.model.get_submodule(name).training = False
 
     def outputs(self, x: Inputs) -> Tensor:
         """The output of the model on the workbench, as it stands there."""
@@ -187,4 +201,4 @@ class Task:
             with torch.no_grad():
                 yield
         finally:
-            self.model.train(was_training)
+            self.train(was_training)

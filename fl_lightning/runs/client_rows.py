@@ -10,6 +10,7 @@ date, all that is left is written into a new file. What was written once stays w
 checksum matches.
 """
 
+import io
 import os
 import struct
 import weakref
@@ -22,8 +23,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client_state import ClientMemory
-from fl_lightning.errors import UserError
 from fl_lightning.system import trees
+from fl_lightning.system.atomic import writing
 
 
 class AppendedFile:
@@ -37,38 +38,33 @@ class AppendedFile:
         checksum: Of all of them.
     """
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path, self._descriptor = path, descriptor
+    def __init__(self, path: Path, file: io.RawIOBase | io.BufferedIOBase) -> None:
+        self.path, self._file = path, file
         self.length, self.checksum = 0, 0
-        weakref.finalize(self, os.close, descriptor)
+        weakref.finalize(self, file.close)
 
     @classmethod
     def create(cls, path: Path) -> "AppendedFile":
         """A new file."""
-        try:
-            return cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}; earlier rounds are safe") from error
+        with writing(path):
+            return cls(path, open(path, "xb", buffering=0))
 
     @classmethod
     def open(cls, path: Path) -> "AppendedFile":
         """A file that is there, of which nothing counts yet: see `take`."""
-        return cls(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return cls(path, open(path, "rb"))
 
     def append(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """Write at the end; on disk after the next `sync`."""
-        end = self.length
-        try:
+        with writing(self.path):
+            self._file.seek(self.length)
             for part in parts:
                 rest = memoryview(part)
                 while rest:
-                    written = os.pwrite(self._descriptor, rest, end)
-                    rest, end = rest[written:], end + written
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror}; earlier rounds are safe") from error
+                    rest = rest[self._file.write(rest) :]
         for part in parts:
             self.checksum = zlib.crc32(part, self.checksum)
-        self.length = end
+            self.length += len(part)
 
     def take(self, length: int) -> bytearray:
         """The next bytes of a file that was opened; from now on they count.
@@ -76,29 +72,17 @@ class AppendedFile:
         Raises:
             EOFError: If there are not so many.
         """
-        content = self._read(self.length, length)
-        if len(content) < length:
-            raise EOFError(f"ends after {self.length + len(content)} bytes")
+        content = bytearray(length)
+        if (found := self._file.readinto(content)) != length:
+            raise EOFError(f"ends after {self.length + (found or 0)} bytes")
         self.checksum = zlib.crc32(content, self.checksum)
         self.length += length
         return content
 
-    def _read(self, offset: int, length: int) -> bytearray:
-        """Bytes at a place of the file, fewer where it ends."""
-        content = bytearray(length)
-        view, done = memoryview(content), 0
-        while done < length and (got := os.preadv(self._descriptor, [view[done:]], offset + done)):
-            done += got
-        view.release()
-        del content[done:]
-        return content
-
     def sync(self) -> None:
         """Wait until all that was appended is on disk."""
-        try:
-            os.fsync(self._descriptor)
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror}; earlier rounds are safe") from error
+        with writing(self.path):
+            os.fsync(self._file.fileno())
 
 
 NAME = "rows-{}.bin"

@@ -27,15 +27,17 @@ class Evaluator:
         config: The run.
         problem: Its data and model.
         folder: Where curves and posteriors are written.
+        whole: The same with the whole network, where rounds are measured on features of a frozen part.
 
     Attributes:
         start: The server before round 1.
         user_metrics: The names of metrics that the model measures itself.
     """
 
-    def __init__(self, config: RunConfig, problem: Problem, folder: Path) -> None:
+    def __init__(self, config: RunConfig, problem: Problem, folder: Path, whole: Problem | None = None) -> None:
         self._config, self._folder = config, folder
         self._problem = problem._replace(task=task_of(config.method, problem.task))
+        self._whole = self._problem if whole is None or whole is problem else whole
         task, dataset, clients = self._problem.task, problem.dataset, problem.clients
         self.start = initial(config.method, task, len(clients), dataset)
         self.user_metrics = user_metrics_of(task, dataset)
@@ -67,7 +69,7 @@ class Evaluator:
         return final_round.conclude(self._config, situation, self._folder, pictures)
 
     def _situation(self, now: Snapshot, members: Sequence[Member]) -> Situation:
-        task, dataset, clients, holdout, *_ = self._problem
+        task, dataset, clients, holdout, *_ = self._whole
         own = None
         if self._config.uncertainty.source != "final_round":
             own = final_round.posterior_of_method(self._config, now, clients)

@@ -16,14 +16,13 @@ from typing import Any
 
 from fl_lightning import discovery
 from fl_lightning.data import augment, partition
-from fl_lightning.data.readers import fingerprint
 from fl_lightning.record import VERSION as LOOP_VERSION
-from fl_lightning.runs import checkpoint
+from fl_lightning.runs import checkpoint, start_weights
 from fl_lightning.runs.config.run_config import RunConfig
 
 # Where the data lie says nothing about the result.
 PLACES = frozenset({"data.root"})
-# A setting that names a file of weights.
+# A setting that names weights: a file, a run, or what torchvision publishes.
 WEIGHTS = "model.weights"
 # Settings that name the folder of another run.
 RUNS = ("probe.reference", "federation.start")
@@ -83,8 +82,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     settings = {key: value for key, value in config.recorded().items() if key not in PLACES}
     if (content := config.source.fingerprint()) is not None:  # what a file holds counts, not where it lies
         settings |= {"data.path": None, "data content": content}
-    if (weights := settings.get(WEIGHTS)) is not None:  # the same of a file of weights
-        settings[WEIGHTS] = fingerprint.of_files({"": Path(weights).expanduser()})
+    if (weights := settings.get(WEIGHTS)) is not None:  # the same of weights
+        settings[WEIGHTS] = start_weights.content(weights, config.model.options)
     for key in RUNS:
         if key in settings:  # which run it is counts, not where it lies
             settings[key] = checkpoint.identity_of(Path(settings[key]))

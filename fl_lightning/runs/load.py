@@ -16,9 +16,10 @@ from fl_lightning.method import task_of
 from fl_lightning.metrics.uncertainty import posterior_file
 from fl_lightning.metrics.uncertainty.posterior import Member, Posterior
 from fl_lightning.metrics.uncertainty.settings import Uncertainty
+from fl_lightning.models import lora
 from fl_lightning.models.inputs import Inputs, each, shown, split
 from fl_lightning.models.likelihoods.base import Likelihood
-from fl_lightning.runs import checkpoint, files, final_round, rounds_file, saved_model
+from fl_lightning.runs import checkpoint, files, final_round, frozen_weights, rounds_file, saved_model
 from fl_lightning.runs.config.run_config import RunConfig, chosen_names, configure, read_settings
 from fl_lightning.runs.config.schema import PARTS
 from fl_lightning.runs.final_round import Situation
@@ -49,9 +50,10 @@ def load_model(run: Result | Path | str, out: Path | str = "runs") -> nn.Module:
         UserError: If there is no such run, or it has kept no model, as most sweeps do.
     """
     folder = _folder(run, out)
-    problem = _problem(config_of(folder))
+    problem = _problem(config_of(folder), folder)
     task = problem.task
     task.load(saved_model.read(folder, task))
+    lora.merge(task.model)
     model = task.model.eval()
     if not hasattr(model, "predict"):
         saved = saved_model.preparation_of(folder)
@@ -120,7 +122,7 @@ def posterior_of(run: Result | Path | str, settings: Uncertainty | None = None, 
     """
     folder = _folder(run, out)
     config = config_of(folder)
-    problem = _problem(config)
+    problem = _problem(config, folder)
     if settings is None and (folder / posterior_file.FILE).exists():
         return posterior_file.load(folder / posterior_file.FILE, problem.task)
     config = replace(config, uncertainty=settings or config.uncertainty)
@@ -147,7 +149,7 @@ def measure_posterior(run: Result | Path | str, settings: Uncertainty, out: Path
         f"the run in {folder} has {result.status} before its last round, so it has no final model to measure",
     )
     config = replace(config_of(folder), uncertainty=replace(settings, final_round=True))
-    problem = _problem(config)
+    problem = _problem(config, folder)
     now = _situation(folder, problem, config)
     final_round.check(config, now)
     numbers = final_round.conclude(config, now, folder)
@@ -184,11 +186,20 @@ def _folder(run: Result | Path | str, out: Path | str) -> Path:
     return folder
 
 
-def _problem(config: RunConfig) -> Problem:
-    """Data and the network that was really trained; on this machine's device where that of the run is not here."""
+def _problem(config: RunConfig, folder: Path) -> Problem:
+    """Data and the network that was really trained; on this machine's device where that of the run is not here.
+
+    Where the weights that it started from are gone, its frozen part is that which is kept beside the runs.
+    """
     if not config.compute.is_here:
         config = replace(config, compute=replace(config.compute, device="auto", precision=config.compute.unmixed))
+    start, rest = config.model.tuning.weights, frozen_weights.frozen(folder)
+    if start is not None and rest is not None and not Path(start).expanduser().exists():
+        tuning = replace(config.model.tuning, weights=None)
+        config = replace(config, model=replace(config.model, tuning=tuning))
     problem = problem_of(config)
+    if rest is not None:
+        problem.task.model.load_state_dict(rest, strict=False)
     return problem._replace(task=task_of(config.method, problem.task))
 
 

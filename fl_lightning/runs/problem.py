@@ -1,8 +1,12 @@
 """A configuration made real: its data, the samples of each client, and the model; the only place that builds them."""
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
 
 from fl_lightning import discovery, streams
 from fl_lightning.data.dataset import Dataset
@@ -20,7 +24,12 @@ from fl_lightning.data.partition import (
 from fl_lightning.data.shares import Shares, client_test_sets
 from fl_lightning.errors import UserError, require
 from fl_lightning.loop import Problem
+from fl_lightning.method import HasPosterior, OwnNetwork
+from fl_lightning.models.inputs import Inputs, part
+from fl_lightning.models.lora import adapt
 from fl_lightning.models.task import Task
+from fl_lightning.models.tuning import Tuning, fit, freeze, head_of, parameters_of, standing_still, with_new_head
+from fl_lightning.runs import start_weights
 from fl_lightning.runs.config.compute import Compute, Model
 from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.saved_model import start_from
@@ -56,7 +65,17 @@ def problem_of(config: RunConfig) -> Problem:
     dataset = _as_used(config, skew(dataset, division.held, counted(config.split, dataset.owners), config.seed))
     if division.tests is not None:
         dataset = replace(dataset, client_tests=division.tests)
-    task = build_task(config.model, dataset, config.seed, config.compute)
+    require(
+        config.model.tuning.train == "all" or not isinstance(config.method, OwnNetwork),
+        f"{config.names['method']} trains a network of its own, made from the whole model, so that no part of it can "
+        "be frozen; use --model.train all, or another method",
+    )
+    start = config.model.tuning.weights
+    weights = None if start is None else start_weights.read(start, config.model.options)
+    model = config.model
+    if model.lora.freeze_a is None:
+        model = replace(model, lora=replace(model.lora, freeze_a=isinstance(config.method, HasPosterior)))
+    task = build_task(model, dataset, config.seed, config.compute, weights)
     if config.federation.start is not None:
         start_from(config.federation.start, config.method, task)
     return Problem(task, dataset, division.clients, holdout, config.seed)
@@ -83,8 +102,10 @@ def _as_used(config: RunConfig, dataset: Dataset) -> Dataset:
     return dataset
 
 
-def build_task(model: Model, dataset: Dataset, seed: int, compute: Compute) -> Task:
-    """The task, with initial weights that depend on the seed alone."""
+def build_task(
+    model: Model, dataset: Dataset, seed: int, compute: Compute, weights: Mapping[str, Tensor] | None = None
+) -> Task:
+    """The task, with initial weights that depend on the seed alone, or with those that are given."""
     mixed = compute.mixed  # before anything is computed in this process
     cls = discovery.find("models", model.name)
     positional, named = _of_data(model.name, cls, dataset)
@@ -96,8 +117,38 @@ def build_task(model: Model, dataset: Dataset, seed: int, compute: Compute) -> T
             f"the model {model.name} cannot be made for {in_words(dataset)} and {dataset.num_classes} outputs "
             f"({reason(error)}); use another --model, or correct it"
         ) from error
+    still: frozenset[str] = frozenset()
+    if weights is not None or model.tuning != Tuning():
+        x = dataset.inputs(part(dataset.train_x, slice(1)), torch.float32)
+        try:
+            network, still = _tuned(network, model, weights, x, dataset.num_classes, seed)
+        except UNFIT as error:
+            raise UserError(f"the model {model.name} cannot take {in_words(dataset)} ({reason(error)})") from error
     network = network.to(compute.torch_device, compute.dtype)
-    return Task.of(network, likelihood=dataset.likelihood, mixed=mixed)
+    return Task.of(network, likelihood=dataset.likelihood, mixed=mixed, still=still)
+
+
+def _tuned(
+    network: nn.Module, model: Model, weights: Mapping[str, Tensor] | None, x: Inputs, outputs: int, seed: int
+) -> tuple[nn.Module, frozenset[str]]:
+    """A network that starts from weights, of which a part is trained; and the modules that stand still."""
+    train = model.tuning.train
+    head = head_of(network, x) if model.tuning.new_head else None
+    if weights is not None:
+        fit(network, weights, str(model.tuning.weights), without=head)
+    if head is not None:
+        with streams.global_noise(seed, "head"):
+            network = with_new_head(network, head, outputs)
+    if train == "all":
+        return network, frozenset()
+    trained = parameters_of(network, "head", x) if head is not None else set()
+    if train == "lora":
+        with streams.global_noise(seed, "lora"):
+            trained |= adapt(network, model.lora, bool(model.lora.freeze_a), without=head)
+    else:
+        trained |= parameters_of(network, train, x)
+    freeze(network, trained)
+    return network, standing_still(network, x)
 
 
 def _of_data(name: str, cls: type[Any], dataset: Dataset) -> tuple[tuple[Any, ...], dict[str, Any]]:

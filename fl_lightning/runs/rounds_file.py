@@ -11,10 +11,9 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.errors import UserError
 from fl_lightning.metrics.metric import Measurement
 from fl_lightning.runs import old_formats
-from fl_lightning.system.atomic import write_atomically
+from fl_lightning.system.atomic import write_atomically, writing
 
 NAME, COPY = "rounds.jsonl", "rounds.copy.jsonl"
 
@@ -41,14 +40,11 @@ def append(folder: Path, identity: str, number: int, measurement: Measurement) -
     """Add a round; it is on disk afterwards."""
     line = _line(identity, number, measurement)
     for name in (COPY, NAME):
-        try:
-            with open(folder / name, "ab") as file:
-                file.write(line)
-                file.flush()
-                if name == NAME:  # the copy is for damage, not for a loss of power
-                    os.fsync(file.fileno())
-        except OSError as error:
-            raise UserError(f"cannot write {folder / name}: {error.strerror}; earlier rounds are safe") from error
+        with writing(folder / name), open(folder / name, "ab") as file:
+            file.write(line)
+            file.flush()
+            if name == NAME:  # the copy is for damage, not for a loss of power
+                os.fsync(file.fileno())
 
 
 def write(folder: Path, identity: str, history: Sequence[Measurement]) -> None:

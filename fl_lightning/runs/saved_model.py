@@ -1,33 +1,35 @@
 """The final model of a run: its file, and what another run takes from it, as its start or as a reference posterior.
 
 The file is a plain state dict, `model.safetensors`, with the keys of its `nn.Module`. Nothing of this package is needed
-to read it: `model.load_state_dict(safetensors.torch.load_file(path))`.
+to read it: `model.load_state_dict(safetensors.torch.load_file(path))`. Where a part of the network is trained, it holds
+that part, and its header names the file with the rest (`frozen_weights.py`).
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from fl_lightning.data.batches import SERVER, ClientData
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.data.preparation import Preparation
-from fl_lightning.errors import UserError, require
+from fl_lightning.errors import require
 from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.method import Method, task_of
 from fl_lightning.metrics.reference import Pooled, Posterior, Reference
 from fl_lightning.metrics.settings import Probe
+from fl_lightning.models import lora
 from fl_lightning.models.likelihoods.base import require_curvature
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import Params
-from fl_lightning.runs import checkpoint
+from fl_lightning.runs import checkpoint, frozen_weights
 from fl_lightning.system import trees
 from fl_lightning.system.atomic import write_atomically
 
-FILE = "model.safetensors"
+FILE = frozen_weights.MODEL
 PREPARATION = "preparation"
 
 
@@ -117,14 +119,30 @@ def _like(values: Params, like: Params) -> Params:
     return {name: values[name].to(target.device, target.dtype) for name, target in like.items()}
 
 
-def write(folder: Path, task: Task, weights: Weights, preparation: Preparation) -> Path:
-    """Write the state dict of the network with these weights; parameters that are not trained are in it, too.
+def write(folder: Path, task: Task, weights: Weights, preparation: Preparation, apart: bool = False) -> Path:
+    """Write the state dict of the network with these weights.
 
     What its inputs go through before it is in the file's header.
+
+    Args:
+        folder: Of the run.
+        task: The network.
+        weights: Its final ones.
+        preparation: Of its inputs.
+        apart: Whether parameters that are not trained are kept beside the runs, once for all of them.
     """
-    state = {**task.model.state_dict(), **weights.params, **weights.buffers}
-    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
-    write_atomically(folder / FILE, save(tensors, metadata={PREPARATION: preparation.text()}))
+    header = {PREPARATION: preparation.text()}
+    trained = {**weights.params, **weights.buffers}
+    state = task.model.state_dict()
+    if apart:
+        rest = {name: value for name, value in state.items() if name not in trained}
+        name = frozen_weights.keep(folder.parent, rest)
+        scale = lora.scale_of(task.model)
+        parts = {**header, frozen_weights.FROZEN: name} | ({} if scale is None else {frozen_weights.LORA: str(scale)})
+        header = {frozen_weights.PART: json.dumps(parts)}
+        state = {}
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in {**state, **trained}.items()}
+    write_atomically(folder / FILE, save(tensors, metadata=header))
     return folder / FILE
 
 
@@ -133,11 +151,7 @@ def preparation_of(folder: Path) -> Preparation | None:
 
     Models of earlier versions lack it, and so do runs that have kept a checkpoint alone.
     """
-    try:
-        with safe_open(folder / FILE, framework="pt") as file:
-            text = (file.metadata() or {}).get(PREPARATION)
-    except (SafetensorError, OSError):
-        return None
+    text = frozen_weights.header(folder).get(PREPARATION)
     return None if text is None else Preparation.of_text(text)
 
 
@@ -151,10 +165,7 @@ def read(folder: Path, task: Task) -> Weights:
     if (folder / checkpoint.CURRENT).exists() or not path.exists():
         parts = checkpoint.read_parts(folder)
         return fitting("the run", str(folder), Weights(parts.params, parts.buffers), task)
-    try:
-        state = {name: value.clone() for name, value in load_file(path).items()}  # as `checkpoint` does
-    except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}); compute that run again with --fresh") from None
+    state = frozen_weights.trained(folder)
     params = {name: state[name] for name in task.names if name in state}
     buffers = {name: state[name] for name in task.initial.buffers if name in state}
     return fitting("the run", str(folder), Weights(params, buffers), task)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis import report, style
+from analysis import report
+from fl_lightning.runs.plotting import palette
 from fl_lightning.runs.tracking import ui_view
 from tests.support.servers import free_port, serving, wait_for
 
@@ -101,7 +102,7 @@ def test_the_report_follows_light_and_dark(page, tmp_path):
 
     with browser(tmp_path / "profile") as driver:
         driver.get((page / "demo" / "index.html").as_uri())
-        for name, theme in style.THEMES.items():
+        for name, theme in palette.THEMES.items():
             media = {"features": [{"name": "prefers-color-scheme", "value": name}]}
             driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
             ground, lines = driver.execute_script(
@@ -111,7 +112,7 @@ def test_the_report_follows_light_and_dark(page, tmp_path):
             assert ground == rgb(theme.paper)
             place = 0 if name == "light" else 1
             for method in ("FedAvg", "FOLA"):
-                assert rgb(style.METHODS[method][place]) in lines
+                assert rgb(palette.METHODS[method][place]) in lines
 
 
 def test_links_of_the_table_of_contents_lead_to_something_visible(page, tmp_path):

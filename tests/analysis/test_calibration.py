@@ -3,8 +3,9 @@
 import pytest
 
 from analysis import figures, run_arrays, tables
-from analysis.catalogue import CATALOGUE, TABLES
-from analysis.selection import parts
+from analysis.figures import FIGURES
+from analysis.runs import studies
+from analysis.tables import TABLES
 from fl_lightning import configure, experiment
 
 SETTINGS = {
@@ -25,7 +26,7 @@ def part(tmp_path_factory):
     for alpha in (0.1, 100.0):
         for method, ending in (("fedavg", {}), ("fola", {"uncertainty.final_round": True})):
             experiment.run(configure(SETTINGS | {"data.alpha": alpha, "method": method} | ending), out)
-    (found,) = parts(out)
+    (found,) = studies(out)
     return found
 
 
@@ -76,6 +77,6 @@ def test_the_figures_show_the_runs_that_have_had_a_final_round(part):
 
 
 def test_the_report_holds_them(part):
-    keys = {entry.key for entry in CATALOGUE if entry.fits(part)}
+    keys = {entry.key for entry in FIGURES if entry.fits(part)}
     assert {"reliability", "risk_coverage", "entropies"} <= keys
     assert {"calibration", "detection"} <= {entry.key for entry in TABLES if entry.fits(part)}

@@ -7,12 +7,14 @@ import pandas as pd
 import pytest
 
 from analysis import claims
-from analysis.catalogue import CATALOGUE
-from analysis.claims import federated, laplace, simulation
+from analysis.claims import __main__ as rules
+from analysis.claims import federated, laplace
 from analysis.claims.claim import Outcomes, alike, compared
 from analysis.claims.means import falls
-from analysis.selection import parts
+from analysis.figures import FIGURES
+from analysis.runs import studies
 from analysis.study_records import Spec
+from benchmarks import claims as simulation
 from tests.support.synthetic import as_study, rounds_table
 from tune import study_file
 
@@ -213,8 +215,8 @@ def test_a_part_that_cannot_be_told_confirms_nothing():
 
 def test_where_the_seed_draws_the_partition_one_seed_cannot_tell():
     part = part_of(rounds_table(**{**GRID, "seeds": 1}, rounds=1), "mnist_first_round")
-    assert federated.first_round(part).told
-    assert federated.first_round(part).asking(1).told
+    assert federated.first_round(part).known
+    assert federated.first_round(part).asking(1).known
     one = verdicts(part)["first_round"]
     assert one.verdict == "undecided"
     assert "1 of the 2 seeds that the rule needs" in claims.markdown(one)
@@ -222,7 +224,7 @@ def test_where_the_seed_draws_the_partition_one_seed_cannot_tell():
 
 @pytest.mark.system
 def test_a_verdict_of_one_seed_says_so(smoke_store):
-    checked = list(claims.check(parts(smoke_store, "laplace")))
+    checked = list(claims.check(studies(smoke_store, "laplace")))
     assert checked
     assert all(text.endswith(" (one seed)") for text in claims.overview(checked)["verdict"])
 
@@ -409,9 +411,9 @@ def test_few_settings_cannot_tell_a_correlation():
 
 @pytest.mark.system
 def test_every_claim_can_be_checked_on_the_smoke_studies(smoke_store):
-    checked = list(claims.check(parts(smoke_store)))
+    checked = list(claims.check(studies(smoke_store)))
     assert [one.claim.key for one in checked] == [claim.key for claim in claims.CLAIMS]
-    assert {claim.figure for claim in claims.CLAIMS} <= {entry.key for entry in CATALOGUE}
+    assert {claim.figure for claim in claims.CLAIMS} <= {entry.key for entry in FIGURES}
     assert {claim.study for claim in claims.CLAIMS} <= set(study_file.names())
     for one in checked:
         text = claims.markdown(one)
@@ -423,7 +425,7 @@ def test_every_claim_can_be_checked_on_the_smoke_studies(smoke_store):
     overview = claims.overview(checked)
     assert list(overview) == ["claim", "runs", "parts", "verdict"]
     assert len(overview) == len(checked)
-    several = {key for part in parts(smoke_store) for key, one in verdicts(part).items() if one.finding.told}
+    several = {key for part in studies(smoke_store) for key, one in verdicts(part).items() if one.finding.known}
     assert {"first_round", "environment", "full_is_best", "diagonal_keeps_differences"} <= several
 
 
@@ -433,7 +435,7 @@ def test_a_rule_that_fails_is_said_to_have_failed(smoke_store, monkeypatch):
         raise IndexError("list index out of range")
 
     monkeypatch.setattr(claims, "CLAIMS", (claims.CLAIMS[0]._replace(check=broken),))
-    (one,) = claims.check(parts(smoke_store))
+    (one,) = claims.check(studies(smoke_store))
     assert one.finding.failed
     assert one.verdict == "undecided"
     assert "IndexError: list index out of range" in claims.markdown(one)
@@ -448,12 +450,12 @@ def test_a_study_without_the_cases_of_a_claim_cannot_tell():
 
 @pytest.mark.system
 def test_a_study_that_is_not_there_has_no_claims(smoke_store):
-    assert {one.part.name for one in claims.check(parts(smoke_store, "ae_lf"))} == {"ae_lf"}
+    assert {one.part.name for one in claims.check(studies(smoke_store, "ae_lf"))} == {"ae_lf"}
 
 
 def test_the_page_of_rules_is_that_of_the_code():
     page = Path(__file__).parents[2] / "docs" / "claims.md"
-    assert page.read_text() == claims.rules(), "run: python -m analysis.claims > docs/claims.md"
+    assert page.read_text() == rules.page(), "run: python -m analysis.claims > docs/claims.md"
 
 
 def of_forms(**forms):
@@ -475,7 +477,7 @@ def of_forms(**forms):
 )
 def test_curves_are_of_forms_where_forms_are_compared(forms, shown):
     part = of_forms(**forms)
-    fitting = {entry.key for entry in CATALOGUE if entry.key in ("curvatures", "learning_curves") and entry.fits(part)}
+    fitting = {entry.key for entry in FIGURES if entry.key in ("curvatures", "learning_curves") and entry.fits(part)}
     assert fitting == {shown}
 
 
@@ -498,7 +500,7 @@ def test_rules_do_not_confirm_what_is_not_there(key):
 
 
 def test_every_rule_has_been_simulated():
-    table = pd.read_csv(simulation.RATES, index_col="claim")
+    table = pd.read_csv(rules.RATES, index_col="claim")
     assert list(table.index) == [claim.key for claim in claims.CLAIMS]
     assert (table["confirmed"] <= 0.05 * table["stores"]).all()
     assert (table["confirmed, false"] == 0).all()

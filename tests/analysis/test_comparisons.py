@@ -90,6 +90,8 @@ def test_a_setting_that_lacks_seeds_cannot_win():
     after = comparisons.best_of_grid(as_study(missing)).iloc[0]
     assert after["training.lr"] != best["training.lr"]
     assert after["incomplete"] == 1
+    assert after["budget"] == 1
+    assert after["expected"] == pytest.approx(after["mean"])  # of the whole one alone
 
 
 def test_if_all_settings_diverged_the_surviving_seeds_are_shown_as_such():
@@ -204,7 +206,7 @@ def test_what_the_study_tunes_is_no_condition_and_its_metric_chooses():
 
 @pytest.mark.slow
 def test_fresh_seeds_are_right_on_average_where_the_chosen_ones_are_too_good():
-    """No training: 150 contests of six settings that are all alike, so that whatever leads by chance does."""
+    """No training: 150 comparisons of six settings that are all alike, so that whatever leads by chance does."""
     rng = np.random.default_rng(3)
     table = runs_table(cases=("FOLA",), alphas=range(1, 151), lrs=(1, 2, 3, 4, 5, 6), seeds=2, rounds=1)
     table["GA"] = 0.7 + 0.05 * rng.standard_normal(len(table))

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from analysis import figures, style
 from analysis.figures.correlation import in_words
 from analysis.statistics import correlation
+from fl_lightning.runs.plotting import palette
 from tests.support.synthetic import METHODS, as_study, last_rounds, rounds_table, runs_table, with_failures
 
 ALPHAS = (0.01, 0.1, 1)
@@ -99,7 +100,7 @@ DRAWN = {
 
 
 def test_every_item_is_drawn_here():
-    assert set(DRAWN) == set(figures.__all__)
+    assert set(DRAWN) == set(figures.__all__) - {"FIGURES"}
 
 
 def texts(figure):
@@ -130,7 +131,7 @@ def test_a_figure_is_legible_in_one_column(name, theme):
         assert box.x1 <= figure.bbox.x1 + 1, text
         assert box.y1 <= figure.bbox.y1 + 1, text
         assert text.get_fontsize() >= 6, text
-        assert contrast(text.get_color(), style.THEMES[theme].paper) > 4.5, text
+        assert contrast(text.get_color(), palette.THEMES[theme].paper) > 4.5, text
         boxes.append((text, box))
     for i, (text, box) in enumerate(boxes):
         for other, another in boxes[i + 1 :]:
@@ -153,7 +154,7 @@ def contrast(one, other):
 def test_axes_have_names_and_units():
     figure = figures.learning_curves(as_study(rounds_table()))
     assert [panel.get_ylabel() for panel in figure.axes] == ["global accuracy (GA, %)", "local accuracy (LA, %)"]
-    assert figure.axes[-1].get_xlabel() == "round"
+    assert figure.axes[-1].get_xlabel() == "communication round"
     assert "MB" in figures.against_bytes(as_study(rounds_table())).axes[0].get_xlabel()
     assert "(s)" in figures.against_seconds(as_study(rounds_table())).axes[0].get_xlabel()
 
@@ -286,7 +287,7 @@ def test_best_per_alpha_and_clients_has_fedavg_solid_and_fola_dashed():
     assert handles["N = 5"].get_color() != handles["N = 10"].get_color()
 
 
-def test_the_winner_and_whoever_is_not_told_from_it_are_filled():
+def test_the_winner_and_cases_level_with_it_are_filled():
     table = runs_table(cases=("FedAvg", "FOLA", "FedCurv"), alphas=(0.01, 1), rounds=1)
     # By seed: FOLA 0.70, 0.80, 0.90; FedCurv overlaps with it, FedAvg ends below; at alpha 1 only FedAvg has ended.
     points = {"FOLA": (0.7, 0.8, 0.9), "FedCurv": (0.6, 0.65, 0.75), "FedAvg": (0.5, 0.6, 0.69)}
@@ -295,9 +296,12 @@ def test_the_winner_and_whoever_is_not_told_from_it_are_filled():
     table.loc[gone, ["status", "ended", "GA"]] = "diverged", False, np.nan
     figure = figures.winners(as_study(table))
     (panel,) = figure.axes
-    assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == ["α = 0.01: FOLA", "α = 1: FedAvg"]
+    assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == [
+        "α = 0.01, best: FOLA",
+        "α = 1, best: FedAvg",
+    ]
     names = [label.get_text() for label in panel.get_yticklabels()]
-    small, large = style.sequence(2)
+    small, large = palette.sequence(2)
     filled = {
         names[round(float(line.get_ydata()[0]))]: line.get_markerfacecolor() == small
         for line in panel.lines
@@ -314,14 +318,17 @@ def test_centralised_training_wins_nothing():
     table.loc[table["case"].eq("FedAvg"), ["case", "method"]] = "centralised"
     table.loc[table["case"].eq("centralised"), "GA"] = 0.99
     figure = figures.winners(as_study(table))
-    assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == ["α = 0.01: FOLA", "α = 1: FOLA"]
+    assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == [
+        "α = 0.01, best: FOLA",
+        "α = 1, best: FOLA",
+    ]
     reference = [line for line in figure.axes[0].lines if line.get_marker() == "o" and line.get_xdata()[0] > 98]
-    assert [line.get_markerfacecolor() for line in reference] == [style.LIGHT.paper] * 2
+    assert [line.get_markerfacecolor() for line in reference] == [palette.LIGHT.paper] * 2
 
 
 def test_a_method_has_one_colour_in_all_figures():
-    one = style.looks(["FedAvg", "FOLA"], {})
-    other = style.looks(["FOLA offline", "FOLA", "SCAFFOLD"], {"FOLA offline": "FOLA"})
+    one = palette.looks(["FedAvg", "FOLA"], {})
+    other = palette.looks(["FOLA offline", "FOLA", "SCAFFOLD"], {"FOLA offline": "FOLA"})
     assert one["FOLA"] == other["FOLA"]
     assert len({look.colour for look in other.values()}) == 3
 
@@ -346,7 +353,7 @@ def test_the_methods_of_the_paper_differ_for_every_kind_of_colour_vision(place):
     from matplotlib.colors import to_rgb
 
     names = ["FedAvg", "FOLA", "FedCurv", "SCAFFOLD", "FedNova"]
-    linear = {name: np.array(to_rgb(style.METHODS[name][place])) ** 2.2 for name in names}
+    linear = {name: np.array(to_rgb(palette.METHODS[name][place])) ** 2.2 for name in names}
     for matrix in [np.eye(3), *map(np.array, BLINDNESS)]:
         seen = {name: lab(np.clip(matrix @ colour, 0, 1)) for name, colour in linear.items()}
         for first in names:
@@ -354,7 +361,7 @@ def test_the_methods_of_the_paper_differ_for_every_kind_of_colour_vision(place):
                 # Where colours come close, markers tell them apart; FOLA and its rivals must differ by colour.
                 least = 18 if "FOLA" in (first, second) else 9
                 assert first == second or np.linalg.norm(seen[first] - seen[second]) > least, (first, second)
-    assert len({style.METHODS[name][2] for name in style.METHODS}) == len(style.METHODS)
+    assert len({palette.METHODS[name][2] for name in palette.METHODS}) == len(palette.METHODS)
 
 
 def test_files_in_all_formats_and_a_dark_one(tmp_path):
@@ -363,9 +370,9 @@ def test_files_in_all_formats_and_a_dark_one(tmp_path):
     assert paths[1].read_bytes().startswith(b"%PDF")
     assert paths[2].read_bytes().startswith(b"\x89PNG")
     light, dark = paths[0].read_text(), paths[3].read_text()
-    assert style.LIGHT.ink in light
-    assert style.LIGHT.ink not in dark
-    assert style.DARK.paper in dark
+    assert palette.LIGHT.ink in light
+    assert palette.LIGHT.ink not in dark
+    assert palette.DARK.paper in dark
     again = style.as_svg(figures.learning_curves(as_study(rounds_table())), "curves")
     assert again == light  # the same every time
     ids = re.findall(r'id="([^"]+)"', light)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis import claims, commands, report, runs
-from analysis.selection import parts
+from analysis.runs import studies
 from analysis.study_records import Sweep
 from fl_lightning.__main__ import main
 from fl_lightning.cli.flags import flags_to_settings
@@ -99,9 +99,9 @@ def test_every_study_and_the_odd_runs(odd_store, tmp_path, capsys):
 
 @pytest.mark.system
 def test_the_whole_catalogue_fits_some_study(smoke_store):
-    fitting = {entry.key for part in parts(smoke_store) for entry in report.CATALOGUE if entry.fits(part)}
+    fitting = {entry.key for part in studies(smoke_store) for entry in report.FIGURES if entry.fits(part)}
     # Many methods over several alpha are more than a smoke test can compute; test_figures draws them.
-    assert {entry.key for entry in report.CATALOGUE} == fitting | {"winners"}
+    assert {entry.key for entry in report.FIGURES} == fitting | {"winners"}
 
 
 @pytest.mark.system
@@ -156,8 +156,8 @@ def test_a_comparison_is_a_study_to_select_by(out, capsys):
     capsys.readouterr()
     assert main([*compare, "--name", "laplace"]) == 2
     assert "is the name of a study" in capsys.readouterr().err
-    assert [part.title for part in parts(out)] == sorted([first, second, "mine"])
-    assert list(claims.check(parts(out))) == []
+    assert [part.title for part in studies(out)] == sorted([first, second, "mine"])
+    assert list(claims.check(studies(out))) == []
 
 
 @pytest.mark.system

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis import run_arrays
-from analysis.runs import Study
+from analysis.study import Study
 from fl_lightning.data.shares import class_counts
 from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.problem import problem_of

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from analysis import runs
-from analysis.selection import parts
+from analysis.runs import studies
 from fl_lightning import experiment
 from fl_lightning.errors import UserError
 from fl_lightning.runs import known_run
@@ -200,7 +200,7 @@ def test_runs_without_a_study_are_taken_apart_by_what_they_learn(tmp_path, empty
     for settings in ({}, {"seed": 1}, {"model": "softmax"}):
         own = {key: value for key, value in TINY.items() if not (settings.get("model") and key == "model.hidden")}
         experiment.run(configure({**own, "federation.rounds": 1, **settings}), tmp_path)
-    found = {part.title: len(part.runs) for part in parts(tmp_path)}
+    found = {part.title: len(part.runs) for part in studies(tmp_path)}
     assert found == {"runs without a study: digits, mlp": 2, "runs without a study: digits, softmax": 1}
 
 

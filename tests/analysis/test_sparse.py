@@ -3,9 +3,10 @@
 import pytest
 
 from analysis import figures, runs, tables
-from analysis.catalogue import CATALOGUE, TABLES
 from analysis.claims.means import falls
-from analysis.selection import parts
+from analysis.figures import FIGURES
+from analysis.runs import studies
+from analysis.tables import TABLES
 from fl_lightning import experiment
 from fl_lightning.runs.config.run_config import configure
 from tests.support.small_studies import TINY, new_store
@@ -64,10 +65,10 @@ def test_curves_show_what_there_is(sparse_store):
 
 
 def test_every_entry_of_the_report_copes(sparse_store):
-    for part in parts(sparse_store):
-        for entry in CATALOGUE:
+    for part in studies(sparse_store):
+        for entry in FIGURES:
             if entry.fits(part):
-                entry.draw(part)
+                entry.make(part)
         for table in TABLES:
             if table.fits(part):
                 table.make(part)

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from analysis import comparisons, runs
-from analysis.selection import parts
+from analysis.runs import studies
 from analysis.study_records import Sweep, joined, steps
 from fl_lightning.runs import folder as run_folder
 from tests.support.small_studies import TINY, sweep_here
@@ -148,6 +148,6 @@ def test_a_report_asks_about_the_studys_levels_while_it_runs(out, monkeypatch):
     study = written(out)
     sweep_here(study.only(["fola"]), out, monkeypatch)
     sweep_run.open_sweep(study.only(["fedavg"]), out, out / "sweeps" / "other")
-    (part,) = parts(out, "mine")
+    (part,) = studies(out, "mine")
     assert part.thresholds == (0.3,)
     assert set(part.runs["case"]) == {"FOLA"}

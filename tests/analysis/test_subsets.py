@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from analysis import claims, findings, report
-from analysis.catalogue import CATALOGUE, TABLES
-from analysis.runs import Runs
-from analysis.selection import parts
+from analysis.figures import FIGURES
+from analysis.runs import Runs, studies
+from analysis.tables import TABLES
 from tests.support.small_studies import STUDIES
 
 pytestmark = pytest.mark.system
@@ -34,25 +34,25 @@ def subset_of(part, rng):
 @pytest.mark.parametrize("study", STUDIES)
 def test_nothing_fails_on_a_part_of_a_study(store, study):
     rng = np.random.default_rng(STUDIES.index(study))
-    (whole,) = parts(store, study)
+    (whole,) = studies(store, study)
     for _ in range(SUBSETS):
         part = subset_of(whole, rng)
         assert findings.summary(part)
-        for entry in CATALOGUE:
+        for entry in FIGURES:
             if entry.fits(part):
-                entry.draw(part)
+                entry.make(part)
         for table in TABLES if part.runs["ended"].any() else ():
             if table.fits(part):
                 table.make(part)
         for one in claims.check([part]):
             assert not one.finding.failed, one.finding.why
-            assert one.finding.told or one.verdict == "undecided"
+            assert one.finding.known or one.verdict == "undecided"
             assert "nan" not in claims.markdown(one)
 
 
 def test_the_page_of_a_part_of_a_study(smoke_store, tmp_path):
     """What once was an IndexError: fewer points than a correlation needs."""
-    (whole,) = parts(smoke_store, "ae_lf")
+    (whole,) = studies(smoke_store, "ae_lf")
     few = list(whole.runs.loc[whole.runs["data.alpha"].eq(1), "run_id"])[:3]
     written = report.write(tmp_path, smoke_store, "ae_lf", where={"run_id": few})
     assert not [sentence for sentence in written.findings if sentence.startswith(report.FAILED)]
@@ -66,10 +66,10 @@ def test_an_item_that_fails_is_named_and_the_page_is_written(smoke_store, tmp_pa
         raise IndexError("list index out of range\nand more")
 
     monkeypatch.setattr("analysis.findings.summary", broken)
-    monkeypatch.setattr(report, "TABLES", (TABLES[0]._replace(make=broken), TABLES[2]))
-    entry = next(entry for entry in CATALOGUE if entry.key == "learning_curves")
-    others = [entry for entry in CATALOGUE if entry.key == "partitions"]
-    monkeypatch.setattr(report, "CATALOGUE", (entry._replace(draw=broken), *others))
+    monkeypatch.setattr(report, "TABLES", (TABLES[0]._replace(function=broken), TABLES[2]))
+    entry = next(entry for entry in FIGURES if entry.key == "learning_curves")
+    others = [entry for entry in FIGURES if entry.key == "partitions"]
+    monkeypatch.setattr(report, "FIGURES", (entry._replace(function=broken), *others))
     written = report.write(tmp_path, smoke_store, "demo")
     reason = "IndexError: list index out of range"
     titles = ("the summary", "Learning curves", "GA, LA and rounds to thresholds")

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import findings, tables
+from analysis import findings, formats, tables
 from fl_lightning.errors import UserError
 from tests.support.synthetic import as_study, last_rounds, rounds_table, runs_table, with_failures
 
@@ -81,20 +81,20 @@ def test_best_settings_say_how_many_were_tried():
 def test_formats(tmp_path):
     runs = runs_table(alphas=(0.01, 1), seeds=6, rounds=1)
     table = tables.paired_comparison(as_study(runs))
-    csv, tex = tables.save(table, tmp_path / "paired", "FOLA & co")
+    csv, tex = formats.save(table, tmp_path / "paired", "FOLA & co")
     again = pd.read_csv(csv)
     assert again["difference (points)"].to_list() == pytest.approx(table["difference (points)"].to_list())
     text = tex.read_text()
     for piece in (r"\toprule", r"\midrule", r"\bottomrule", r"$\alpha$", r"\end{tabular}"):
         assert piece in text
-    html = tables.html(table)
+    html = formats.html(table)
     assert "<table" in html
-    assert "&lt;" not in tables.html(pd.DataFrame({"a": [1]}))
-    assert "&lt;b&gt;" in tables.html(pd.DataFrame({"case": ["<b>"]}))
-    readable = tables.readable(table)
+    assert "&lt;" not in formats.html(pd.DataFrame({"a": [1]}))
+    assert "&lt;b&gt;" in formats.html(pd.DataFrame({"case": ["<b>"]}))
+    readable = formats.readable(table)
     assert "[" in readable["difference (points)"].iloc[0]
     assert (
-        "to" in tables.readable(tables.paired_comparison(as_study(runs_table(seeds=3))))["difference (points)"].iloc[0]
+        "to" in formats.readable(tables.paired_comparison(as_study(runs_table(seeds=3))))["difference (points)"].iloc[0]
     )
     assert "difference (points) low" not in readable
 

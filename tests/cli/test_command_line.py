@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from analysis import runs
-from analysis.catalogue import TABLES
+from analysis.tables import TABLES
 from fl_lightning import discovery
 from fl_lightning.__main__ import COMMANDS, main
 from fl_lightning.runs.config.run_config import configure

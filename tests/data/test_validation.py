@@ -10,7 +10,7 @@ from fl_lightning import experiment
 from fl_lightning.data.partition import Split, held_out, partition, subset_indices, validating
 from fl_lightning.errors import UserError
 from fl_lightning.loop import federate
-from fl_lightning.metrics.round_metrics import score
+from fl_lightning.metrics.scores import score
 from fl_lightning.models.task import Weights
 from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.identity import identity

@@ -1,6 +1,6 @@
 """The host waits for the device a few times per client and round, and never in a step: exact numbers.
 
-docs/scaling.md has them in a table.
+docs/gpu.md has them in a table.
 """
 
 import pytest

@@ -13,7 +13,7 @@ from fl_lightning.errors import UserError
 from fl_lightning.loop import federate
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
-from fl_lightning.metrics.round_metrics import score
+from fl_lightning.metrics.scores import score
 from fl_lightning.models.task import Task, Weights
 from tests.support.cases import ENGINES, equal_bits, final, largest_difference, network, ragged
 from tests.support.pictures import pictures

@@ -316,7 +316,11 @@ def test_diagnostics():
         precision = flatten(record.after.state.posterior.precision)
         assert found["precision_max"] == pytest.approx(float(precision.max()))
         assert found["precision_median"] == pytest.approx(float(precision.median()), rel=0.2)
-        assert sum(found["precision_share"]) == pytest.approx(1)
+        parts = [
+            w * float(flatten(r.posterior.precision).sum())
+            for w, r in zip(record.cohort.weights, record.reports, strict=True)
+        ]
+        assert found["precision_share"] == pytest.approx([part / sum(parts) for part in parts])
         assert found["prior_stability"] == pytest.approx(0.1 * 10 * float(precision.max()))
         gamma = 0.01 * float(precision.mean())
         effective = torch.stack([flatten(r.posterior.precision) + gamma for r in record.reports])
@@ -324,6 +328,8 @@ def test_diagnostics():
         effective = share * effective / (share * effective).sum(0)
         shifts.append(found["weight_shift"])
         assert found["weight_shift"] == pytest.approx(float((effective - share).abs().sum(0).mean()), rel=1e-9)
+        averaged = Fola(aggregation="average").diagnose(None, record.cohort, record.reports, record.after.state)
+        assert averaged["weight_shift"] == 0
     assert shifts[-1] < shifts[0]  # the product rule fades into the average
 
 

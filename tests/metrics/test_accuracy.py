@@ -7,7 +7,8 @@ from fl_lightning.engines.functional import Functional
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.metrics import round_metrics as accuracy_probe
-from fl_lightning.metrics.round_metrics import ClientEvaluator, measure, score
+from fl_lightning.metrics.round_metrics import ClientEvaluator, measure
+from fl_lightning.metrics.scores import score
 from fl_lightning.metrics.settings import Evaluation
 from fl_lightning.models.task import Weights
 from tests.support.cases import network, ragged

@@ -9,7 +9,7 @@ from fl_lightning.errors import UserError
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
 from fl_lightning.metrics import ridge_scan
-from fl_lightning.metrics.round_metrics import score
+from fl_lightning.metrics.scores import score
 from fl_lightning.metrics.settings import Probe
 from fl_lightning.models.task import Weights
 from fl_lightning.params import flatten, unflatten

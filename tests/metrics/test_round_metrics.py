@@ -14,9 +14,8 @@ from fl_lightning.errors import UserError
 from fl_lightning.loop import federate
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
-from fl_lightning.metrics import round_metrics
-from fl_lightning.metrics.client_tests import summary
-from fl_lightning.metrics.round_metrics import ClientEvaluator, as_if_not_due, measure
+from fl_lightning.metrics import scores
+from fl_lightning.metrics.round_metrics import ClientEvaluator, as_if_not_due, measure, summary
 from fl_lightning.metrics.settings import Evaluation
 from fl_lightning.models.networks.cnn import Cnn
 from fl_lightning.models.task import Task
@@ -216,8 +215,8 @@ def test_convolutions_see_a_part_of_a_block_at_a_time_to_the_same_bits(monkeypat
     dataset, task = Dataset(x[:2], y[:2], x, y, num_classes=10), Task(Cnn((3, 16, 16), 10))
     seen = []
     task.model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
-    parts = round_metrics.score(task, [task.initial], dataset, calibrated=1)
+    parts = scores.score(task, [task.initial], dataset, calibrated=1)
     assert seen == [250] * 4 + [100]
-    monkeypatch.setattr(round_metrics, "CONVOLVED", 10_000)
-    assert round_metrics.score(task, [task.initial], dataset, calibrated=1) == parts
+    monkeypatch.setattr(scores, "CONVOLVED", 10_000)
+    assert scores.score(task, [task.initial], dataset, calibrated=1) == parts
     assert seen[5:] == [1000, 100]

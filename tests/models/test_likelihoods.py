@@ -16,7 +16,7 @@ from fl_lightning.data.batches import ClientData
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.errors import UserError
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.metrics import round_metrics
+from fl_lightning.metrics import scores
 from fl_lightning.models.likelihoods import PADDING, Binary, Classification, MultiLabel, Regression, Tokens
 from fl_lightning.params import flatten, unflatten
 from tests.support.tasks import TASKS, case, loss_of
@@ -177,9 +177,9 @@ def test_the_last_layer_alone(task):
 @pytest.mark.parametrize("task", TASKS)
 def test_metrics_do_not_depend_on_the_blocks(task, monkeypatch):
     problem = case(task)
-    (whole,) = round_metrics.score(problem.task(), [problem.task().initial], problem.dataset, calibrated=1)
-    monkeypatch.setattr(round_metrics, "BLOCK", 2)
-    (parts,) = round_metrics.score(problem.task(), [problem.task().initial], problem.dataset, calibrated=1)
+    (whole,) = scores.score(problem.task(), [problem.task().initial], problem.dataset, calibrated=1)
+    monkeypatch.setattr(scores, "BLOCK", 2)
+    (parts,) = scores.score(problem.task(), [problem.task().initial], problem.dataset, calibrated=1)
     assert parts.accuracy == pytest.approx(whole.accuracy, rel=1e-12)
     assert parts.nll == pytest.approx(whole.nll, rel=1e-12)
     assert (parts.brier is None) == (whole.brier is None) == (task == "regression")

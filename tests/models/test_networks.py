@@ -135,24 +135,6 @@ def test_torchvision_has_group_norm_and_a_small_stem_for_small_images():
     assert Torchvision((1, 32, 32), 10, stem="large").network.conv1.in_channels == 1
 
 
-def test_torchvision_starts_from_a_file_of_weights(tmp_path):
-    file = tmp_path / "weights.pth"
-    given = Torchvision((3, 32, 32), 1000, **SMALL).network.state_dict()
-    torch.save(given, file)
-    network = Torchvision((3, 32, 32), 10, **SMALL, weights=str(file)).network
-    assert torch.equal(network.conv5[0].weight, given["conv5.0.weight"])
-    assert network.fc.weight.shape == (10, 1024)
-    for content, message in ((b"nothing", "holds no weights"), (None, "does not exist")):
-        file.unlink(missing_ok=True)
-        if content:
-            file.write_bytes(content)
-        with pytest.raises(UserError, match=message):
-            Torchvision((3, 32, 32), 10, **SMALL, weights=str(file))
-    torch.save({"other": torch.zeros(3)}, file)
-    with pytest.raises(UserError, match="no tensor with the name and shape"):
-        Torchvision((3, 32, 32), 10, **SMALL, weights=str(file))
-
-
 @pytest.mark.parametrize("name", TEXT)
 def test_text_models_speak_per_token_or_per_sequence(name):
     x = sequences().train_x

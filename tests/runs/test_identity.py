@@ -17,7 +17,8 @@ from fl_lightning.data.partition import Split
 from fl_lightning.data.readers import fingerprint
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola_extended import FolaExtended
-from fl_lightning.runs import checkpoint
+from fl_lightning.models.tuning import Tuning
+from fl_lightning.runs import checkpoint, start_weights
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.config import schema
 from fl_lightning.runs.config.run_config import configure, read_yaml
@@ -90,8 +91,11 @@ def another(value):
 
 def with_another(config, field, name):
     """The configuration with another value of one setting, past what the part itself refuses."""
+    field, _, inner = field.partition(".")
     part = copy.copy(getattr(config, field))
-    if field == "model":
+    if inner:
+        part = with_another(part, inner, name)
+    elif field == "model":
         part = dataclasses.replace(part, options={**part.options, name: another(part.options[name])})
     else:
         object.__setattr__(part, name, another(getattr(part, name)))
@@ -114,6 +118,7 @@ def _nothing_is_read(monkeypatch):
     """Settings that name a file or a run count with their name, not with what is there."""
     monkeypatch.setattr(checkpoint, "identity_of", str)
     monkeypatch.setattr(fingerprint, "of_files", str)
+    monkeypatch.setattr(start_weights, "content", lambda setting, _: setting)
     for cls in (Source, *discovery.discover("data").values()):
         monkeypatch.setattr(cls, "fingerprint", lambda self: None)
         monkeypatch.setattr(cls, "__post_init__", lambda self: None, raising=False)  # which asks for a path
@@ -132,9 +137,10 @@ def test_every_setting_of_every_part_changes_the_identity(key):
 
 
 @pytest.mark.usefixtures("_nothing_is_read")
-@pytest.mark.parametrize("section", ["split", *schema.SECTIONS])
+@pytest.mark.parametrize("section", ["split", "model.tuning", *schema.SECTIONS])
 def test_every_setting_of_every_section_changes_the_identity(section):
-    found = identities_by_setting(config(), section, Split if section == "split" else schema.SECTIONS[section])
+    known = {"split": Split, "model.tuning": Tuning, **schema.SECTIONS}
+    found = identities_by_setting(config(), section, known[section])
     require_distinct({**found, "seed": identity(config(seed=1))})
 
 

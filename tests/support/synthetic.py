@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pandas as pd
 
-from analysis.runs import Study
+from analysis.study import Study
 
 METHODS = {"FedAvg": "fedavg", "FOLA": "fola", "FedCurv": "fedcurv", "SCAFFOLD": "scaffold", "FedBE": "fedbe"}
 GAIN = {"FedAvg": 0.0, "FOLA": 0.08, "FedCurv": 0.03, "SCAFFOLD": -0.05, "FedBE": 0.02}

@@ -14,9 +14,8 @@ from fl_lightning.cli.sweep import main
 from fl_lightning.errors import UserError
 from fl_lightning.runs import folder as run_folder
 from tests.support.small_studies import sweep_here
-from tune.follow_up import on_fresh_seeds
 from tune.grid import cells, reference_cells
-from tune.outcome import best_of, protocol_of
+from tune.outcome import best_of, on_fresh_seeds, protocol_of
 from tune.study_file import load
 
 BASE = {

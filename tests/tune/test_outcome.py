@@ -80,6 +80,15 @@ def test_a_diverged_or_missing_seed_loses_against_everything_complete():
     assert (row["GA (%)"], row["runs"]) == ("90.00", "2, 1 diverged")
 
 
+def test_fresh_seeds_choose_nothing():
+    mine = study(environments={}, cases=(Case("A", {"method": "fedavg"}),))
+    chosen, other = outcomes(mine, [[result(0.5), result(0.6)], [result(0.4), result(0.5)]])
+    fresh = replace(other.cell, confirms=True)
+    lucky = CellOutcome(fresh, mine.metric, [(config, result(0.9)) for config, _ in other.runs])
+    assert best_of([lucky, chosen, other]) == [chosen]
+    assert best_of([lucky]) == [lucky]
+
+
 def test_rows():
     mine = study(cases=(Case("A", {"method": "fedavg"}),), thresholds=(0.5, 0.8), seeds=(0, 1, 2))
     good = [result(0.4, 0.6, 0.5), result(0.5, 0.5, 0.6), result(0.1, 0.9, 0.7)]

@@ -62,7 +62,7 @@ def test_every_case_in_every_environment_gets_the_same_budget(tmp_path):
     assert search.suggest("one more") == Searcher.FINISHED
     counts = {}
     for number, proposal in enumerate(proposals, start=1):
-        counts[proposal["contest"]] = counts.get(proposal["contest"], 0) + 1
+        counts[proposal["comparison"]] = counts.get(proposal["comparison"], 0) + 1
         assert max(counts.values()) - min(counts.values()) <= 1 or number < 4, "some are ahead of others"
     assert list(counts.values()) == [6, 6, 6, 6]
     assert len(search.proposed) == 24
@@ -107,7 +107,7 @@ def test_a_restart_proposes_what_was_proposed_and_then_goes_on_as_before(tmp_pat
     assert again.computed == 2 * (24 - 10)
     assert again.suggest("one more") == Searcher.FINISHED
     assert {name: len(points) for name, points in json.loads((tmp_path / "proposals.json").read_text()).items()} == {
-        proposal["contest"]: 6 for proposal in proposals
+        proposal["comparison"]: 6 for proposal in proposals
     }
     third = searcher(tmp_path, {identity(config) for cell in again.proposed for config in cell.configs})
     assert [p["settings"] for p in go(third, 24)] == [p["settings"] for p in proposals]
@@ -120,9 +120,9 @@ def test_settings_that_fail_use_up_their_budget_and_nothing_else(tmp_path):
     assert search.suggest("one more") == Searcher.FINISHED
 
 
-def trial(contest, number):
-    config = {"contest": contest, "number": number, "settings": [{"federation.rounds": 9}]}
-    return SimpleNamespace(config=config, trial_id=f"{contest}{number}")
+def trial(comparison, number):
+    config = {"comparison": comparison, "number": number, "settings": [{"federation.rounds": 9}]}
+    return SimpleNamespace(config=config, trial_id=f"{comparison}{number}")
 
 
 def judged(scheduler, one, rounds, value, **more):

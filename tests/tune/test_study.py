@@ -311,6 +311,7 @@ def test_every_shipped_study_says_what_it_is_about():
         "cifar_heterogeneity",
         "cifar_table",
         "demo",
+        "finetune",
         "laplace",
         "mnist_curves",
         "mnist_first_round",

@@ -92,13 +92,9 @@ def require_feasible(name: str, online: bool, training: Training, server: Server
     steps = epochs * training.steps_per_epoch(largest, server.smallest_batch) if online else 0
     one = task.num_params**2 * task.dtype.itemsize
     needed = steps * task.num_params * task.dtype.itemsize + _matrices(name, len(sizes), task)
-    free = memory.available(task.device)
-    require(
-        free is None or needed <= free,
-        f"method.curvature_form {name} of {task.num_params:,} parameters takes {memory.in_words(one)} per matrix "
-        f"and about {memory.in_words(needed)} in all for {len(sizes)} clients, but {memory.in_words(free or 0)} "
-        "are free; use --method.curvature_form diagonal, a smaller model such as --model softmax, or fewer clients",
-    )
+    what = f"method.curvature_form {name} of {task.num_params:,} parameters for {len(sizes)} clients"
+    remedy = "use --method.curvature_form diagonal, a smaller model such as --model softmax, or fewer clients"
+    memory.require_room(f"{what}, {memory.in_words(one)} per matrix,", needed, task.device, remedy)
     work = full.work(task, server.holdout, largest * epochs)
     require(
         work <= MOST_WORK,

@@ -199,13 +199,9 @@ def require_memory(name: str, empty: Blocks, server: Server) -> None:
     numbers = count(empty.parts())
     # Every client's report, the server's state before and after, and sums and factors of them in float64.
     needed = numbers * ((clients + 2) * task.dtype.itemsize + 3 * 8)
-    free = memory.available(task.device)
-    require(
-        free is None or needed <= free,
-        f"method.curvature_form {name} of {task.num_params:,} parameters takes about {memory.in_words(needed)} for "
-        f"{clients} clients, but {memory.in_words(free or 0)} are free; use --method.curvature_form diagonal, a model "
-        "with narrower layers, or fewer clients",
-    )
+    what = f"method.curvature_form {name} of {task.num_params:,} parameters for {clients} clients"
+    remedy = "use --method.curvature_form diagonal, a model with narrower layers, or fewer clients"
+    memory.require_room(what, needed, task.device, remedy)
 
 
 def _last(recording: Recording) -> Call:

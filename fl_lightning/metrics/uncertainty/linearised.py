@@ -70,7 +70,7 @@ def linearise(task: Task, weights: Weights, x: Inputs, last_only: bool = False) 
         }
         return Linearised(logits, named)
     finally:
-        task.model.train(was_training)
+        task.train(was_training)
 
 
 def rows_of(call: Call) -> Tensor:

@@ -86,12 +86,9 @@ def check(task: Task, weights: Weights, data: ClientData, form: Form) -> None:
         require_plain(recording)
         size = task.num_params
     if form in ("full", "last_layer"):
-        needed, free = 5 * 8 * size**2, memory.available(task.device)  # the sum, a client's, and what eigh takes
-        require(
-            free is None or needed <= free,
-            f"uncertainty.form {form} of {size:,} parameters takes about {memory.in_words(needed)}, but "
-            f"{memory.in_words(free or 0)} are free; use --uncertainty.form kron",
-        )
+        needed = 5 * 8 * size**2  # the sum, a client's, and what eigh takes
+        what = f"uncertainty.form {form} of {size:,} parameters"
+        memory.require_room(what, needed, task.device, "use --uncertainty.form kron")
 
 
 def of_client(task: Task, weights: Weights, data: ClientData, form: Form, gradients: GradientKind) -> Params:
@@ -158,7 +155,7 @@ def _recorded(task: Task, weights: Weights, x: Tensor) -> layers.Recording:
     try:
         return layers.record(task, weights, x)
     finally:
-        task.model.train(was_training)
+        task.train(was_training)
 
 
 def total_loss(task: Task, weights: Weights, data: ClientData) -> float:

@@ -42,17 +42,19 @@ class Cnn(nn.Module):
     Args:
         shape: Shape of one input: channels, height, width, at least 16 pixels each way.
         num_classes: Number of outputs.
+        units: Units of the layer before the last one.
     """
 
     version: ClassVar[int] = 2
 
-    def __init__(self, shape: Sequence[int], num_classes: int) -> None:
+    def __init__(self, shape: Sequence[int], num_classes: int, units: int = 512) -> None:
         super().__init__()
         require(
             len(shape) == 3 and min(shape[1:]) >= 16,
             f"the model cnn needs images of at least 16x16 pixels, got inputs of shape {tuple(shape)}; "
             "use --model mlp or --model softmax",
         )
+        require(units >= 1, f"model.units must be at least 1, got {units}")
         features = nn.Sequential(
             nn.Conv2d(shape[0], 32, 5),
             nn.MaxPool2d(2),  # before the ReLU, which then has a quarter to do
@@ -64,7 +66,7 @@ class Cnn(nn.Module):
         )
         with torch.no_grad():
             width = features(torch.zeros(1, *shape)).shape[1]
-        self.layers = nn.Sequential(features, nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, num_classes))
+        self.layers = nn.Sequential(features, nn.Linear(width, units), nn.ReLU(), nn.Linear(units, num_classes))
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.xavier_uniform_(module.weight)

@@ -1,13 +1,11 @@
 """The classifiers of torchvision: ResNet, VGG, MobileNet, EfficientNet, DenseNet, ViT and others."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from fl_lightning.errors import UserError, require, unknown
+from fl_lightning.errors import require, unknown
 
 # Images with fewer pixels than this on a side are small.
 SMALL = 64
@@ -29,8 +27,6 @@ class Torchvision(nn.Module):
         groups: Groups of each GroupNorm, or the next smaller number that divides its channels.
         stem: small: a 3x3 convolution without stride and no pooling at the input, as usual for CIFAR; large: as
             torchvision has it; auto: small for images of less than 64 pixels on a side.
-        weights: A file of weights to start from, as torchvision or a run here saves them; layers of another shape, such
-            as the last, stay at random. null starts at random; nothing is downloaded.
     """
 
     def __init__(
@@ -41,7 +37,6 @@ class Torchvision(nn.Module):
         norm: Literal["group", "batch"] = "group",
         groups: int = 2,
         stem: Literal["auto", "small", "large"] = "auto",
-        weights: str | None = None,
     ) -> None:
         super().__init__()
         from torchvision import models
@@ -64,8 +59,6 @@ class Torchvision(nn.Module):
             _shrink_stem(self.network)
         if norm == "group":
             _replace_batch_norm(self.network, groups)
-        if weights is not None:
-            _load(self.network, Path(weights).expanduser())
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.network(x)
@@ -122,27 +115,3 @@ def _replace_batch_norm(network: nn.Module, groups: int) -> None:
             channels = module.num_features
             fitting = max(number for number in range(1, min(groups, channels) + 1) if channels % number == 0)
             _set(network, name, nn.GroupNorm(fitting, channels))
-
-
-def _load(network: nn.Module, file: Path) -> None:
-    """The weights of a file where they fit: names as torchvision has them, or with `network.` before them."""
-    try:
-        if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            found = load_file(file)
-        else:
-            found = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"model.weights {file} does not exist; name a file of weights, or leave it out") from None
-    except Exception as error:  # whatever torch, pickle and zip make of a file that is something else
-        raise UserError(f"model.weights {file} holds no weights ({type(error).__name__}); save a state_dict") from None
-    own = network.state_dict()
-    given = {str(name).removeprefix("network."): value for name, value in dict(found).items()}
-    fitting = {name: value for name, value in given.items() if name in own and own[name].shape == value.shape}
-    require(
-        len(fitting) > 0,
-        f"model.weights {file} has no tensor with the name and shape of one in this network; give the weights of the "
-        "same model.name",
-    )
-    network.load_state_dict(fitting, strict=False)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 
 from fl_lightning.errors import UserError, require
+from fl_lightning.models.tuning import Lora, Tuning
 from fl_lightning.system import devices
 
 
@@ -21,12 +22,15 @@ class Compute:
         threads: CPU threads of torch; more than 1 may change the last bits from machine to machine.
         tf32: Whether a GPU rounds the factors of float32 products to TF32, 10 bits instead of 23: faster, but then the
             CPU, vmap and the plain loop agree to about 1e-3 only.
+        keep_features: Whether a network whose head alone is trained looks at each sample once, and the head's inputs
+            are kept; the numbers are the same up to rounding.
     """
 
     device: str = "auto"
     precision: Literal["float32", "float64", "bf16-mixed", "16-mixed"] = "float32"
     threads: int = 1
     tf32: bool = False
+    keep_features: bool = True
 
     def __post_init__(self) -> None:
         require(self.threads >= 1, f"compute.threads must be at least 1, got {self.threads}")
@@ -83,3 +87,5 @@ class Model:
 
     name: str = "mlp"
     options: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Tuning = field(default_factory=Tuning)
+    lora: Lora = field(default_factory=Lora)

@@ -10,6 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from fl_lightning.errors import UserError, require
 from fl_lightning.method import Method
 from fl_lightning.metrics.settings import Evaluation, Probe
 from fl_lightning.metrics.uncertainty.settings import Uncertainty
+from fl_lightning.models.tuning import Lora, Tuning
 from fl_lightning.runs.config.aliases import unknown_setting, with_extended_method
 from fl_lightning.runs.config.compute import Compute, Model
 from fl_lightning.runs.config.schema import PARTS, SECTIONS, as_text, fields_of, frozen, plain, schema_of, typed
 from fl_lightning.training import Federation, Training
 
+# The section that is a part of the model.
+LORA = "model.lora"
 # The settings in the folder of a run: for people and `--config`, and for programs, which read JSON much faster.
 SETTINGS_YAML, SETTINGS_JSON = "config.yaml", "settings.json"
 
@@ -55,13 +59,13 @@ class RunConfig:
         values = {
             "method": _field_values(self.method),
             "data": _field_values(self.source) | _field_values(self.split),
-            "model": self.model.options,
+            "model": _field_values(self.model.tuning) | dict(self.model.options),
             "engine": _field_values(self.engine),
         }
         for part, name in self.names.items():
             flat |= {part: name, **{f"{part}.{key}": value for key, value in values[part].items()}}
         for section in SECTIONS:
-            flat |= {f"{section}.{key}": value for key, value in _field_values(getattr(self, section)).items()}
+            flat |= {f"{section}.{key}": value for key, value in _field_values(attrgetter(section)(self)).items()}
         return flat | {"seed": self.seed}
 
     def yaml(self) -> str:
@@ -145,14 +149,20 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         return cls(**{name: value for name, value in given[section].items() if name in fields_of(cls)})
 
     options = {name: frozen(item.default) for name, item in fields_of(classes["model"]).items()}
+    tuning = {name: value for name, value in given["model"].items() if name not in options}
     return RunConfig(
         method=made("method", classes["method"]),
         source=made("data", classes["data"]),
         split=made("data", Split),
-        model=Model(top["model"], options | given["model"]),
+        model=Model(
+            top["model"],
+            {name: given["model"].get(name, default) for name, default in options.items()},
+            Tuning(**tuning),
+            made(LORA, Lora),
+        ),
         engine=made("engine", classes["engine"]),
         seed=top["seed"],
-        **{section: made(section, cls) for section, cls in SECTIONS.items()},
+        **{section: made(section, cls) for section, cls in SECTIONS.items() if section != LORA},
     )
 
 

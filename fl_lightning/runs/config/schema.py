@@ -22,6 +22,7 @@ from fl_lightning.data.partition import Split
 from fl_lightning.errors import UserError
 from fl_lightning.metrics.settings import Evaluation, Probe
 from fl_lightning.metrics.uncertainty.settings import Uncertainty
+from fl_lightning.models.tuning import Lora, Tuning
 from fl_lightning.runs.config.compute import Compute
 from fl_lightning.training import Federation, Training
 
@@ -32,10 +33,13 @@ PARTS = {
     "model": ("models", "mlp", "Network of every client."),
     "engine": ("engines", "lightning", "How local training is carried out; the numbers are the same up to rounding."),
 }
+# Settings beside those of the class; where a model of a user has one of the same name, its own counts.
+SHARED: dict[str, tuple[type[Any], ...]] = {"data": (Split,), "model": (Tuning,)}
 # The settings that every run has, whatever its parts; they are attributes of a configuration under the same names.
 SECTIONS: dict[str, type[Any]] = {
     "training": Training,
     "federation": Federation,
+    "model.lora": Lora,
     "compute": Compute,
     "evaluation": Evaluation,
     "probe": Probe,
@@ -67,8 +71,10 @@ def _schema(parts: tuple[type[Any], ...], sections: tuple[type[Any], ...]) -> Ma
     schema: dict[str, Field] = {}
     for cls, (part, (_, default, text)) in zip(parts, PARTS.items(), strict=True):
         schema[part] = Field(str, default, text)
-        for section in (cls, Split) if part == "data" else (cls,):
-            schema |= {f"{part}.{name}": item for name, item in fields_of(section).items()}
+        fields = dict(fields_of(cls))
+        for section in SHARED.get(part, ()):
+            fields |= {name: item for name, item in fields_of(section).items() if name not in fields}
+        schema |= {f"{part}.{name}": item for name, item in fields.items()}
     for prefix, section in zip(SECTIONS, sections, strict=True):
         schema |= {f"{prefix}.{name}": item for name, item in fields_of(section).items()}
     schema["seed"] = Field(int, 0, "Key of every random draw: weights, partition, cohorts, batches.")
@@ -211,20 +217,3 @@ def type_in_words(kind: Any) -> str:
 def _list_in_words(item: Any) -> str:
     lists: dict[Any, str] = {int: "whole numbers, such as [1, 2]", str: "texts, such as [a, b]"}
     return f"a list of {lists.get(item) or type_in_words(item).replace('one of', 'any of')}"
-
-
-def type_name(kind: Any) -> str:
-    """A type as a placeholder in a help text.
-
-    >>> type_name(float), type_name(int | None), type_name(Literal["a", "b"])
-    ('NUMBER', 'INTEGER|null', '{a,b}')
-    """
-    names = {int: "INTEGER", float: "NUMBER", bool: "{true,false}", str: "NAME", type(None): "null"}
-    if kind in names:
-        return names[kind]
-    if get_origin(kind) is Literal:
-        options = get_args(kind)
-        return f"{{{','.join(map(str, options))}}}" if len(options) > 1 else str(options[0])
-    if get_origin(kind) in (tuple, list):
-        return f"[{type_name(get_args(kind)[0])},...]"
-    return "|".join(type_name(option) for option in get_args(kind)) or "VALUE"

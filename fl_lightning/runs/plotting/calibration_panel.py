@@ -40,12 +40,12 @@ def risk(panel: Axes, arrays: Arrays, looks: Mapping[str, Look]) -> None:
     """The error among the most confident predictions, over their share."""
     for kind, look in looks.items():
         strokes.curve(panel, 100 * arrays["coverage"][1:], 100 * arrays[f"{kind}/risk"][1:], look)
-    panel.set(xlabel="coverage: most confident first (%)", ylabel="error among them (%)", xlim=(0, 100))
+    panel.set(xlabel="coverage (%)", ylabel="risk (error rate, %)", xlim=(0, 100))
     panel.set_ylim(bottom=0)
 
 
 def entropies(panel: Axes, arrays: Arrays, kind: str, strange: Sequence[str]) -> None:
-    """The share of each entropy: for the test set, and for out-of-distribution inputs."""
+    """How often each entropy is predicted: for the test set, and for out-of-distribution inputs."""
     edges = arrays["entropy_edges"]
     names = {"test set": f"{kind}/entropy", **{name: f"{kind}/entropy/{name}" for name in strange}}
     colours = [palette.current().ink, *palette.sequence(max(len(strange), 1))]
@@ -54,6 +54,6 @@ def entropies(panel: Axes, arrays: Arrays, kind: str, strange: Sequence[str]) ->
         share = 100 * counts / max(1, counts.sum())
         dash: Any = "solid" if place == 0 else palette.DASHES[(place - 1) % len(palette.DASHES)]
         panel.stairs(share, edges, color=colours[place], linestyle=dash, lw=1.3, label=label)
-    panel.set(xlabel=f"entropy of the prediction ({kind})", ylabel="share of the inputs (%)")
+    panel.set(xlabel=f"predictive entropy ({kind})", ylabel="share of inputs (%)")
     panel.set_xlim(0, float(np.max(edges)))
     panel.legend(fontsize=6, frameon=False, labelcolor=palette.current().ink)

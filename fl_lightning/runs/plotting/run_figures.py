@@ -39,7 +39,7 @@ def learning_curves(method: str, rounds: Sequence[Mapping[str, float]], title: s
         strokes.curve(panel, [number for number, _ in known], [value for _, value in known], look)
         strokes.rounds(panel, len(rounds))
         strokes.percent(panel)
-        panel.set(xlabel="round", ylabel=TITLES[metric])
+        panel.set(xlabel="communication round", ylabel=TITLES[metric])
     if title:
         figure.suptitle(title, fontsize=8)
     return figure

@@ -94,6 +94,19 @@ def test_minibatches_count_as_many_times_as_they_have_samples():
     assert float(batches * scale) == pytest.approx(float(gradients.square().mean()), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"fisher": "per_sample"}, {"curvature": "offline"}, {"curvature_form": "full"}], ids=str
+)
+def test_fola_counts_its_curvature_as_the_extended_method_does(settings):
+    params, training, sizes = {"w": torch.ones(3)}, Training(batch_size=4, epochs=3), [9, 4, 0]
+    scales = {
+        cls: method.posterior(method.init(params, 3), 2, training, sizes).scale
+        for cls in (Fola, FolaExtended)
+        for method in [cls(**settings)]
+    }
+    assert scales[Fola] == scales[FolaExtended] == (13 / 4 if settings in ({}, {"curvature": "offline"}) else 1)
+
+
 @pytest.mark.parametrize("method", [EP(), EP(memory="sep", prior=0.5), EP(inference="vi", prior=0.1), BayesADMM()])
 def test_the_posterior_of_expectation_propagation_is_taken_as_it_stands(method):
     training = Training(lr=0.05, batch_size=8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.catalogue import TABLES
+from analysis.tables import TABLES
 from fl_lightning import Uncertainty, configure, experiment, load_model, posterior_of
 from fl_lightning.__main__ import main
 from fl_lightning.data.partition import Split, held_out, partition, validating

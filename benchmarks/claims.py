@@ -1,7 +1,7 @@
 """How often each rule errs, from stores that are made up: of each it is known whether its claim is true.
 
-    python -m analysis.claims --simulate 200              # all rules, into error_rates.csv beside this file
-    python -m analysis.claims --simulate 1000 first_round # one, more often
+    python -m benchmarks.claims 200              # all rules, into analysis/claims/error_rates.csv
+    python -m benchmarks.claims 1000 first_round # one, more often
 
 In a store in which nothing differs, cases, conditions and settings have no effect at all. GA of round r is
 
@@ -13,16 +13,16 @@ is added, five points or more. Each store has cases and conditions as the claim'
 """
 
 import itertools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.claims.catalogue import CLAIMS
-from analysis.claims.claim import Claim, Finding
-from analysis.claims.writing import RATES
-from analysis.runs import Study
+from analysis.claims import CLAIMS, Claim, Finding
+from analysis.claims.__main__ import RATES
+from analysis.study import Study
 from fl_lightning.streams import numpy_generator
 from fl_lightning.system.atomic import write_atomically
 from fl_lightning.system.text import as_csv
@@ -176,17 +176,16 @@ def verdict(claim: Claim, rounds: pd.DataFrame) -> str:
     return found.verdict
 
 
-def rates() -> pd.DataFrame:
-    """The table that is stored, by claim."""
-    return pd.read_csv(RATES, index_col="claim")
-
-
 def write(draws: int, keys: Sequence[str] = ()) -> None:
     """Simulate all rules, or those of some claims, and store the table."""
-    table = rates() if RATES.exists() else pd.DataFrame()
+    table = pd.read_csv(RATES, index_col="claim") if RATES.exists() else pd.DataFrame()
     for claim in CLAIMS:
         if not keys or claim.key in keys:
             found = pd.DataFrame([simulate(claim, draws)]).set_index("claim")
             table = pd.concat([table.drop(index=claim.key, errors="ignore"), found])
             order = [one.key for one in CLAIMS if one.key in table.index]
             write_atomically(RATES, as_csv(table.loc[order].reset_index(names="claim")).encode())
+
+
+if __name__ == "__main__":
+    write(int(sys.argv[1]), sys.argv[2:])
