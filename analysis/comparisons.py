@@ -1,7 +1,7 @@
 """Which runs are compared: conditions, settings that are tuned, seeds, and the best setting of every case.
 
 A *comparison* has one set of conditions (data, partition, model, rounds). In it every *case* (a method, or a variant of
-it) has tried some *settings* (learning rate, epochs, strength), each with some seeds. `tune.best` has the rule for the
+it) has tried some *settings* (learning rate, epochs, lambda), each with some seeds. `tune.best` has the rule for the
 best setting of a case, the same for sweeps and reports; what is a condition and what is tuned, the study says, and
 without one the section of a setting does.
 

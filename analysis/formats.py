@@ -247,7 +247,7 @@ def _text(table: pd.DataFrame, name: str, spread: Spread, digits: int) -> Text:
 
 
 def _spread(name: str, row: dict[Any, Any], spread: Spread, digits: int) -> str:
-    """What stands beside a number; intervals where there is no standard deviation."""
+    """What stands beside a number; intervals in place of a missing standard deviation."""
     value, std, low, high = (row.get(f"{name}{end}", np.nan) for end in ("", " std", " low", " high"))
     if spread == "none" or not isinstance(value, float) or np.isnan(value):
         return ""
@@ -272,7 +272,7 @@ def _best(table: pd.DataFrame, name: str, cells: Sequence[str]) -> frozenset[int
     best: set[int] = set()
     for comparison in comparisons.groups(rows, conditions):
         known = comparison.loc[comparison[name].notna()]
-        if arrivals != name and arrivals in known:  # who gets there more often comes before who is sooner there
+        if arrivals != name and arrivals in known:  # more runs that reach it come first, then the earlier round
             known = known.loc[known[arrivals].eq(known[arrivals].max())]
         if len(comparison) > 1 and len(known):
             winner = known.loc[known[name].agg(f"idx{direction}"), "text"]

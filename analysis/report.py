@@ -1,4 +1,4 @@
-"""One page that tells what runs have shown: a summary in words, all figures and tables they allow, how to repeat it.
+"""One page of results: a summary in words, all figures and tables they allow, how to repeat it.
 
 The page holds everything it needs and asks no network. Beside it lie the figures as SVG, PDF and PNG, the tables as CSV
 and LaTeX, and the paper's claims that the runs can check as Markdown.
@@ -61,7 +61,7 @@ def write(
         store: Folder of runs or MLflow URI.
         study: Only this study; without one all that the store has.
         scale: Of the study.
-        watch: Told what is being drawn.
+        watch: Called with the name of what is being drawn.
         where: Only runs with these values of columns, as for `runs.load`.
 
     Raises:

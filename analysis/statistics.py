@@ -48,7 +48,7 @@ Array = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A mean and how far it can be trusted.
+    """A mean and its interval.
 
     Attributes:
         mean: Of the values; NaN if there are none.
@@ -105,7 +105,7 @@ class Correlation(NamedTuple):
         clusters: How many of them are independent of each other.
         pearson: With the ends of its interval, NaN if there are too few clusters; None where a remark stands instead.
         spearman: Likewise.
-        remark: Why there is no number, or no interval; empty if there are both.
+        remark: Why the number or its interval is missing; empty if both are given.
     """
 
     n: int

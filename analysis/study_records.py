@@ -166,7 +166,7 @@ def confirming(content: Mapping[str, Any]) -> list[int]:
 
 
 def as_the_study_sees(table: pd.DataFrame, content: Mapping[str, Any], measured: pd.DataFrame) -> pd.DataFrame:
-    """Its runs with what they are for, and no longer than its rule wants them.
+    """Its runs with their purpose, up to the round at which its rule stops them.
 
     A run may belong to several studies: one chooses by it, another confirms with it or stops it earlier.
     """

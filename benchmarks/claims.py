@@ -38,7 +38,7 @@ Change = Callable[[pd.DataFrame], pd.DataFrame]
 
 
 class Design(NamedTuple):
-    """The runs that a claim is judged by.
+    """The runs that decide a claim.
 
     Attributes:
         cases: By the names that its rule looks for.

@@ -18,16 +18,16 @@ from fl_lightning.system.plugins import plugin_errors
 COMMANDS = {
     "run": "Run one experiment, or resume it.",
     "compare": "Run several methods on the same problem, side by side.",
-    "partition": "Show who would hold which samples, before training.",
+    "partition": "Preview a partition before training.",
     "sweep": "Run a whole study on Ray Tune: a grid or a search, with seeds.",
-    "uncertainty": "The posterior of a finished run: calibration, and what it does not know.",
+    "uncertainty": "Measure the posterior of a finished run: calibration, out-of-distribution inputs.",
     "report": "Write a page with the findings, figures and tables of all runs.",
     "table": "Print one table of the runs, also as LaTeX or CSV.",
-    "runs": "List the runs there are, show one, delete some.",
-    "list": "Show the methods, models, datasets, engines or studies there are.",
+    "runs": "List, show, delete, export or import runs.",
+    "list": "List the methods, models, datasets, engines or studies.",
     "ui": "Open the MLflow UI on the runs.",
     "doctor": "Check this machine: its devices against the CPU, Ray, MLflow, data, disk.",
-    "demo": "FOLA against FedAvg on embedded data.",
+    "demo": "Run FOLA against FedAvg on embedded data, in a minute or two.",
 }
 # Commands that write files of their own, to --out.
 WRITE_OUT = ("report", "table")
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupts.end_at_once()
     try:
         sys.stdout.flush()
-    except OSError as error:  # a full disk, or nobody reads
+    except OSError as error:  # a full disk, or a closed pipe
         if not isinstance(error, BrokenPipeError):
             print(f"fl-lightning: {program.in_words(error) or error}", file=sys.stderr)
         interrupts.leave(code or 2)
@@ -108,7 +108,7 @@ def _threads_are_left() -> bool:
 
 
 def _refused(error: UserError, given: Sequence[str]) -> int:
-    """Say what is wrong; 1 for a mistake in the code of a plug-in, 2 for one of the user's."""
+    """Print what is wrong; 1 for a mistake in the code of a plug-in, 2 for a mistake in the input."""
     if not isinstance(error, PluginError):
         print(f"fl-lightning: {error}", file=sys.stderr)
         return 2

@@ -3,7 +3,7 @@
     theta <- theta - lr (g_t + grad P(theta))     ClientModule: g_t is the likelihood's gradient, P the prior loss
     F     <- F + (b_t / m) g_t^2                  OnlineFisher, after every optimiser step
 
-Batch t has b_t of the client's m samples. The method says what P is, and which statistics of the path it wants.
+Batch t has b_t of the client's m samples. The method defines P and its statistics of the path.
 """
 
 from collections.abc import Callable, Iterable
@@ -60,7 +60,7 @@ class ClientModule(pl.LightningModule):
 
     @override
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """A method's own optimiser may want the gradient at another point; squares are taken there, too."""
+        """A method's own optimiser may take the gradient at another point; squares are taken there, too."""
         if self.local_optimiser is not None:
             self.local_optimiser.go_to_point()
         if self.needs_squares:

@@ -77,7 +77,7 @@ class ClientMemory(Generic[Row]):
         return self._own.get(client, self.default)
 
     def stacked(self, members: Iterable[int]) -> Row:
-        """The rows of some clients, stacked in this order: what `Context.own` wants."""
+        """The rows of some clients, stacked in this order, as `Context.own` takes them."""
         rows = [self[n] for n in members]
         stacked: Row = trees.map_leaves(lambda *leaves: torch.stack(leaves), *rows)
         return stacked

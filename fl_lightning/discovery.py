@@ -294,7 +294,7 @@ def _changed_defaults(node: ast.ClassDef) -> list[str]:
 
 
 def _as_flag(value: object) -> str:
-    """A default as one would write it: 0 for 0.0, true for True, null for None."""
+    """A default as a user would write it: 0 for 0.0, true for True, null for None."""
     if isinstance(value, float):
         return f"{value:g}"
     return value if isinstance(value, str) else json.dumps(value)

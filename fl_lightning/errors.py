@@ -45,9 +45,9 @@ def unknown(kind: str, given: str, known: Iterable[str], meant: str | None = Non
     Args:
         kind: What it names.
         given: The name.
-        known: The names there are.
+        known: All names.
         meant: The one that was probably meant, if that is known better than by its letters.
-        elsewhere: Says where the names are listed if they are many.
+        elsewhere: Where the names are listed if they are many.
 
     >>> print(unknown("case", "Fola", ["FOLA", "FedAvg"]))
     unknown case 'Fola': did you mean 'FOLA'? expected one of FOLA, FedAvg

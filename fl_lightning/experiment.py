@@ -96,7 +96,7 @@ def rounds(config: RunConfig, out: Path, options: RunOptions = RunOptions()) -> 
     Args:
         config: The settings.
         out: Folder of all runs and of the MLflow store.
-        options: What stays of it, who trains the clients, when it need not go on.
+        options: What stays of it, the executor, the rule for stopping.
 
     Yields:
         The number of the round and what was measured; also, first, for rounds that an earlier process has computed.

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and how far each client gets."""
+"""The clients of each round, and the epochs that each client runs."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ def draw_cohort(method: Method, server: Server, training: Training, federation: 
 
     Both draws are the same for every method at one seed; a method that drops stragglers goes on with the others.
     """
-    everybody = server.sizes if isinstance(server.sizes, Sizes) else Sizes(server.sizes)
-    eligible = everybody.eligible
+    all_sizes = server.sizes if isinstance(server.sizes, Sizes) else Sizes(server.sizes)
+    eligible = all_sizes.eligible
     number = cohort_size(federation, len(eligible))
     chosen = torch.randperm(len(eligible), generator=streams.generator(server.seed, "cohort", round))[:number]
     members = sorted(eligible[i] for i in chosen.tolist())
@@ -29,7 +29,7 @@ def draw_cohort(method: Method, server: Server, training: Training, federation: 
     epochs |= stragglers
     by_samples = federation.weighting == "samples"
     sizes = [server.sizes[n] if by_samples else 1 for n in members]
-    population = everybody.total if by_samples else len(eligible)
+    population = all_sizes.total if by_samples else len(eligible)
     return Cohort(
         round=round,
         members=tuple(members),

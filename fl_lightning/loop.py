@@ -1,4 +1,4 @@
-"""The federated loop, as a generator: one record per round. Whoever consumes it measures, logs, saves and stops."""
+"""The federated loop, as a generator: one record per round. The caller measures, logs, saves and stops."""
 
 import math
 import time
@@ -88,7 +88,7 @@ def federate(
 
     Args:
         method: What is sent, learnt and aggregated.
-        problem: Model and data, and who holds which of them.
+        problem: Model, data, and the samples of each client.
         training: How clients train.
         federation: Rounds and participation.
         engine: How the training is carried out.
@@ -245,7 +245,7 @@ class Finished(NamedTuple):
     """A client at the end of its round.
 
     Attributes:
-        result: For whoever consumes the records.
+        result: For the caller.
         report: For the server.
         seconds: That it took.
     """
@@ -257,7 +257,7 @@ class Finished(NamedTuple):
 
 @dataclass(frozen=True)
 class Finish:
-    """What becomes of clients where they were trained: they report, and are judged; their statistics stay there.
+    """What becomes of clients where they were trained: they report and are evaluated; their statistics stay there.
 
     Attributes:
         method: The method.
@@ -371,7 +371,7 @@ def bytes_down(method: Method, context: Context, buffers: Params, number: int) -
 
 
 def _idle(busy: float, workers: int, seconds: float) -> float | None:
-    """The share of the workers' time in which they trained nobody; None without workers."""
+    """The share of the workers' time spent waiting; None without workers."""
     return max(0.0, 1 - busy / (workers * seconds)) if workers > 1 else None
 
 

@@ -54,7 +54,7 @@ class Server(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """Who takes part in a round, and what the server knows about it.
+    """The clients of a round, and what the server knows about it.
 
     Attributes:
         round: r = 1, 2, ...
@@ -234,7 +234,7 @@ class Method(ABC):
         return Context(start=state.params)
 
     def penalty(self, context: Context) -> Penalty | None:
-        """What is added to the client's loss in this round; `None` is no penalty, exactly."""
+        """What is added to the client's loss in this round; `None` adds nothing."""
         return None
 
     def local_optimiser(self, training: Training, context: Context) -> LocalOptimiser:
@@ -306,7 +306,7 @@ class HasEnsemble(ABC):
 
         Args:
             state: Of the server before the round.
-            cohort: Who took part.
+            cohort: The clients that took part.
             reports: What they sent.
         """
 

@@ -55,7 +55,7 @@ class Penalty(ABC):
 
 @dataclass(frozen=True)
 class Quadratic(Penalty):
-    """P(theta) = 1/2 sum_j a_j (theta_j - c_j)^2, a pull towards a centre c with stiffness a.
+    """P(theta) = 1/2 sum_j a_j (theta_j - c_j)^2, a quadratic with centre c and weights a.
 
     FedProx has one stiffness for all parameters, FOLA one for each.
 

@@ -18,7 +18,7 @@ class ClientResult(NamedTuple):
         local: The finished client; its model is `local.params`.
         train_loss: Mean task loss along its training.
         prior_loss: Value of the method's penalty at its final model, 0 without one.
-        score: Its model on the test set, if somebody has measured that already.
+        score: Its model on the test set, if a worker has measured it already.
         distance: Of its model from a reference posterior, likewise.
         own: Its model on its own test set, likewise.
     """
@@ -36,7 +36,7 @@ class RoundRecord(NamedTuple):
 
     Attributes:
         round: r = 1, 2, ...
-        cohort: Who took part.
+        cohort: The clients that took part.
         before: The server before the round.
         clients: The members of the cohort after training and before aggregation.
         reports: What they sent.

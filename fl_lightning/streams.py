@@ -1,6 +1,6 @@
 """Keyed random streams: every random draw is named by what it is for, so no draw depends on another.
 
-A stream is keyed by the run's seed, a purpose and the numbers that tell its uses apart (round, client, epoch).
+A stream is keyed by the run's seed, a purpose and the numbers that distinguish its uses (round, client, epoch).
 Results therefore do not depend on the order of clients, on the number of workers, on whether a run was resumed,
 or on which other method ran before it in the same process.
 """

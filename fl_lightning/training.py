@@ -26,14 +26,14 @@ class Training:
         weight_decay: L2 decay added to the gradient after clipping; of adamw, taken off the weights beside its step.
         clip_norm: Largest norm of the whole gradient, prior included; null does not clip.
         lr_decay: Factor on the learning rate after every round; 1 keeps it constant.
-        lr_rounds: Rounds over which the learning rate falls along half a cosine, further ones staying where the last of
-            them is; null keeps it constant.
-        optimiser: Of the clients: sgd, adam, adamw (whose weight decay is apart from its step), or own, that of a
+        lr_rounds: Rounds over which the learning rate falls along half a cosine; later rounds keep its last value. null
+            keeps it constant.
+        optimiser: Optimiser of the clients: sgd, adam, adamw (decoupled weight decay), or own, that of a
             LightningModule; auto is own where the model brings one, else sgd.
-        beta1: How much of the earlier gradients adam and adamw keep.
-        beta2: How much of the earlier squared gradients adam and adamw keep.
+        beta1: Decay rate of the gradients' moving average in adam and adamw.
+        beta2: Decay rate of the squared gradients' moving average in adam and adamw.
         eps: Added to the root of the squares by adam and adamw.
-        schedule: Of the learning rate within a round, after the warm-up: constant, or falling towards zero by the
+        schedule: Learning rate within a round, after the warm-up: constant, or falling towards zero by the
             client's last step, along half a cosine or linearly.
         warmup: Steps in which the learning rate rises to its value at the start of a round, or a share of the client's
             steps if it is below 1; never all of them.
@@ -191,7 +191,7 @@ def require_samples_of_sgd(what: str, training: Training) -> None:
 
 @dataclass(frozen=True)
 class Federation:
-    """How many rounds, and who takes part in them.
+    """The number of rounds, and the clients in each.
 
     Attributes:
         rounds: Communication rounds (R).

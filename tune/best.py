@@ -1,4 +1,4 @@
-"""The one rule for "best", for sweeps and reports alike, and how honest the numbers are that it leaves.
+"""The one rule for "best", for sweeps and reports alike, and the optimism of its numbers.
 
 Of several settings the best is the one
 
@@ -110,7 +110,7 @@ def keys_of(content: Mapping[str, Any]) -> Keys:
 
 
 def protocol(metric: str, seeds: Collection[int], confirming: Collection[int] = (), fewer: bool = False) -> str:
-    """How the numbers of the best settings came about: a reader must know how much luck is in them.
+    """How the best settings were chosen, with the optimism that readers must know.
 
     Args:
         metric: What decides.

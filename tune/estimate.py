@@ -70,7 +70,7 @@ class Estimate:
         return len(self._known)
 
     def seconds(self, config: RunConfig, done: int = 0) -> float:
-        """About how long a run takes by itself, so many of whose rounds are there; infinite if that is unknown."""
+        """About how long a run takes alone, so many of whose rounds are there; infinite if that is unknown."""
         cost, split, federation, evaluation = self._cost(config), config.split, config.federation, config.evaluation
         if cost is None:
             return math.inf
@@ -134,7 +134,7 @@ def measure_apart(resources: Resources, refused: list[UserError]) -> Callable[[R
         try:
             cost: Cost = ray.get(task.remote(config.flat()))
             return cost
-        except RayError as error:  # its runs will meet the same fault, and say which
+        except RayError as error:  # its runs will meet the same fault, and report it
             if isinstance(error, UserError):
                 refused.append(UserError(str(error.cause)))  # type: ignore[attr-defined]  # a RayTaskError of both types
             return None

@@ -66,7 +66,7 @@ class Trial(ray.tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """Go on for about a second, or for one round if a scheduler judges every round."""
+        """Go on for about a second, or for one round if a scheduler compares after every round."""
         start = time.monotonic()
         ended = True
         for status in self._work or ():
@@ -77,7 +77,7 @@ class Trial(ray.tune.Trainable):
         return {**self._status._asdict(), "failures": dict(self._status.failures), "done": ended}
 
     def cleanup(self) -> None:
-        """Ray wants no more of it: runs that have not ended are recorded as stopped."""
+        """Ray has ended the trial: its unfinished runs are recorded as stopped."""
         self._close()
         if self._pool is not None:
             self._pool.close()

@@ -51,7 +51,7 @@ class Instructions(NamedTuple):
     metric: str = GA
 
     def with_workers(self, workers: Executor) -> "Instructions":
-        """The same, with others who train the clients of a run; no number depends on it."""
+        """The same with another executor; no number depends on it."""
         return self._replace(options=self.options._replace(workers=workers))
 
     def options_of(self, config: RunConfig) -> RunOptions:

@@ -5,7 +5,7 @@
         print(claims.markdown(checked))
 
 A claim is checked where the store has its study. It has several parts, each a comparison over paired seeds: yes, tends
-to, no, or cannot be told. Its verdict is that of the weakest. `python -m analysis.claims` writes down all rules and how
+to, no, or undecided. Its verdict is that of the weakest. `python -m analysis.claims` writes down all rules and how
 often each of them errs, as they are in docs/claims.md.
 
 A new claim is an entry of claims.yaml and a function in `RULES` of federated.py or laplace.py, under the same key.

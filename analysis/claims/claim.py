@@ -11,10 +11,10 @@ from analysis.statistics import Interval, lead
 from analysis.study import Study
 
 # What becomes of a part, from the weakest to the strongest, and of the claim whose weakest part it is.
-Answer = Literal["no", "cannot be told", "tends to", "yes"]
+Answer = Literal["no", "undecided", "tends to", "yes"]
 VERDICT_OF: dict[Answer, str] = {
     "no": "not confirmed",
-    "cannot be told": "cannot be told",
+    "undecided": "undecided",
     "tends to": "tends to",
     "yes": "confirmed",
 }
@@ -103,8 +103,8 @@ class Statement(NamedTuple):
 
 
 def unknown(text: str, why: str, seeds: int = 0) -> Statement:
-    """A part that cannot be told."""
-    return Statement(f"{text}: {why}", "cannot be told", seeds)
+    """An undecided part."""
+    return Statement(f"{text}: {why}", "undecided", seeds)
 
 
 def answered(text: str, found: Interval, seeds: int, low: float = 0.0, high: float = math.inf) -> Statement:
@@ -210,12 +210,12 @@ class Finding(NamedTuple):
     @property
     def known(self) -> list[Statement]:
         """The parts with an answer."""
-        return [one for one in self.held if one.answer != "cannot be told"]
+        return [one for one in self.held if one.answer != "undecided"]
 
     @property
     def verdict(self) -> str:
         """That of the weakest part: a claim is all of its parts, so each of them can only take away."""
-        return VERDICT_OF[weakest(self.held).answer if self.held else "cannot be told"]
+        return VERDICT_OF[weakest(self.held).answer if self.held else "undecided"]
 
     @property
     def seeds(self) -> int:
@@ -223,10 +223,10 @@ class Finding(NamedTuple):
         return min((one.seeds for one in self.known), default=0)
 
     def asking(self, seeds: int) -> "Finding":
-        """The same, but a part with fewer seeds cannot be told."""
+        """The same, but a part with fewer seeds is undecided."""
         held = [
             unknown(one.text, f"{one.seeds} of the {seeds} seeds that the rule needs", one.seeds)
-            if one.answer != "cannot be told" and one.seeds < seeds
+            if one.answer != "undecided" and one.seeds < seeds
             else one
             for one in self.held
         ]

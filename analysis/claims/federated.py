@@ -223,15 +223,15 @@ def prior_and_product(part: Study) -> Finding:
 
 
 def _tuned_elsewhere(runs: pd.DataFrame) -> Outcomes:
-    """GA of a case in percent, for every seed at the strength that is best for the other seeds.
+    """GA of a case in percent, for every seed at the lambda that is best for the other seeds.
 
     So the best of several strengths is not flattered by its choice, and can be compared with a case that has nothing to
-    choose. A strength that diverged for some seed, or lacks one, is not chosen.
+    choose. A lambda that diverged for some seed, or lacks one, is not chosen.
     """
     table = 100 * runs.pivot_table(index="seed", columns="method.strength", values=GA, dropna=False)
     died = runs.loc[~runs["ended"]]
     whole = table.drop(columns=[name for name in table if name in set(died["method.strength"])]).dropna(axis=1)
-    if whole.empty:  # the strength with the most seeds stands for the case
+    if whole.empty:  # the lambda with the most seeds stands for the case
         counts = runs.groupby("method.strength")["ended"].sum()
         mine = runs.loc[runs["method.strength"].eq(float(counts.index[int(counts.argmax())]))] if len(counts) else runs
         return in_percent(dict(zip(mine["seed"], mine[GA].where(mine["ended"]), strict=True)))

@@ -13,7 +13,7 @@ from fl_lightning.system.text import render
 VERDICTS = (
     "A claim has several parts, and the weakest decides its verdict. A part is confirmed if its whole 95 % interval "
     "over paired seeds lies on the claim's side. It tends to hold if the mean alone does; otherwise it is not "
-    "confirmed. It cannot be told with too few runs, rounds or seeds, or without the conditions of the claim."
+    "confirmed. It is undecided with too few runs, rounds or seeds, or without the conditions of the claim."
 )
 
 
@@ -58,7 +58,5 @@ def markdown(one: Checked) -> str:
 
 def _counted(one: Checked) -> str:
     answers = [part.answer for part in one.finding.held]
-    counts = [
-        f"{answers.count(word)} {word}" for word in ("yes", "tends to", "no", "cannot be told") if word in answers
-    ]
+    counts = [f"{answers.count(word)} {word}" for word in ("yes", "tends to", "no", "undecided") if word in answers]
     return ", ".join(counts) or one.finding.why

@@ -76,7 +76,7 @@ FIGURES = (
         lambda s: s.varies("data.alpha") and (s.varies("data.clients") or not s.lasts),
     ),
     Entry(best_for_alpha, "Best GA for each α", lambda s: s.varies("data.alpha") and s.lasts),
-    Entry(winners, "Who wins where", lambda s: s.varies("data.alpha") and s.runs["case"].nunique() >= MANY),
+    Entry(winners, "Best methods for each α", lambda s: s.varies("data.alpha") and s.runs["case"].nunique() >= MANY),
     Entry(over_hyperparameters, "GA over lr, E and B", lambda s: any(map(s.varies, LEARNING))),
     Entry(over_epochs, "GA and LA over E and λ", lambda s: s.varies("training.epochs") and s.lasts),
     *_CURVES,

@@ -105,7 +105,7 @@ def winners(study: Study) -> Picture:
 
 
 def _intervals(panel: Axes, rows: pd.DataFrame, colour: str, shift: float) -> str:
-    """The means and intervals of one alpha; returns who is best there."""
+    """The means and intervals of one alpha; returns the best case there."""
     comparison = rows.loc[[case not in REFERENCES for case in rows.index]]
     if not comparison["mean"].notna().any():
         return "none"

@@ -1,4 +1,4 @@
-"""How far predictions can be trusted: reliability, risk and coverage, entropies in and out of distribution.
+"""Calibration of predictions: reliability, risk and coverage, entropies in and out of distribution.
 
 Every row of panels is one alpha, every column one data set; seeds are pooled, as one larger test set. The prediction is
 that from the posterior (probit), or where there is none that of the mean.

@@ -214,7 +214,7 @@ def _legend(figure: Picture, looks: Mapping[str, Look], dashes: Mapping[Any, Any
 
 
 def _without_silent(study: Study) -> tuple[Study, list[str]]:
-    """Training in one place sends nothing, and has no place on an axis of bytes."""
+    """Without cases that send nothing, such as centralised training."""
     rounds = study.rounds
     sent = (rounds["bytes_down"] + rounds["bytes_up"]).groupby(rounds["case"]).transform("sum")
     silent = list(rounds.loc[sent.eq(0), "case"].unique())

@@ -1,4 +1,4 @@
-"""Who holds which classes."""
+"""Classes of the clients."""
 
 from collections.abc import Mapping
 

@@ -31,24 +31,29 @@ if TYPE_CHECKING:
     from tune.study import Study as SweptStudy
 
 EPILOG = """All settings of `fl-lightning run` may follow, except method and seed; see fl-lightning run --help.
-Example: fl-lightning compare --methods fedavg,fola,offline:fola+curvature=offline --seeds 3 --data.alpha 0.01"""
+
+examples:
+  fl-lightning compare --methods fedavg,fola --seeds 3 --data.alpha 0.01
+  fl-lightning compare --methods fola,offline:fola+curvature=offline --seeds 0-4 --threshold 0.9"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Compare the methods that the flags name."""
     parser = CommandParser(prog="fl-lightning compare", description=__doc__, epilog=EPILOG)
-    parser.add_argument("--methods", required=True, help="names with commas, each as [label:]name[+option=value...]")
-    parser.add_argument("--seeds", default="1", help="how many, such as 3, or which: 0,4 or 0-4 [1]")
-    parser.add_argument("--threshold", type=float, default=0.8, help="GA whose round of arrival is reported [0.8]")
+    names = "methods, separated by commas, each as [label:]name[+option=value...]"
+    parser.add_argument("--methods", required=True, help=names)
+    parser.add_argument("--seeds", default="1", help="number of seeds, such as 3, or a list such as 0,4 or 0-4 [1]")
+    first = "level of GA; the table has the first round that reaches it [0.8]"
+    parser.add_argument("--threshold", type=float, default=0.8, help=first)
     parser.add_argument("--config", action="append", default=[], help="YAML file with settings; flags override it")
     add_runs(parser)
-    parser.add_argument("--name", help="to select its runs by, as fl-lightning report --study NAME [from the methods]")
-    parser.add_argument("--picture", type=Path, help="where to save the learning curves [RUNS/comparison-NAME.png]")
+    parser.add_argument("--name", help="name for fl-lightning report --study NAME [made of the methods]")
+    parser.add_argument("--picture", type=Path, help="file of the learning curves [RUNS/comparison-NAME.png]")
     add_formats(parser)
     add_workers(parser)
-    parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="runs at once, at most [all cores]")
+    parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="most runs at once [all cores]")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
-    parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
+    parser.add_argument("--fresh", action="store_true", help="compute again, without earlier results")
     options, settings = with_files(parser, arguments)
     from tune import study_file  # which imports this package
     from tune.comparison import name_of
@@ -64,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     require(
         options.name not in study_file.names(),
-        f"--name {options.name} is the name of a study; choose another, so that the two can be told apart",
+        f"--name {options.name} is the name of a study; choose another",
     )
     options.stop, settings = split_off_stop(settings)
     for key in ("method", "seed"):
@@ -131,7 +136,7 @@ def written(outcomes: Sequence["CellOutcome"], options: Namespace) -> str:
     from analysis import formats, tables
 
     study = as_study(outcomes).asked([options.threshold])
-    require(len(study.runs) > 0, "no run has measured a round, so there is no table")
+    require(len(study.runs) > 0, "the table needs at least one run with a measured round")
     table = tables.accuracy_and_rounds(study)
     if options.csv:
         return formats.csv(table)
@@ -149,12 +154,12 @@ def draw(outcomes: Sequence["CellOutcome"], path: Path) -> Path | None:
 
 
 def as_study(outcomes: Sequence["CellOutcome"]) -> "Study":
-    """The comparison as tables and figures want it."""
+    """The comparison as tables and figures take it."""
     from analysis.runs import of_results
 
     return of_results((outcome.cell.case, *run) for outcome in outcomes for run in outcome.runs)
 
 
 def _store(out: Path) -> list[str | Path]:
-    """Where a report finds the runs, if it is not where it looks by itself."""
+    """The flag with which a report finds the runs; empty in the default place."""
     return [] if is_server(store_uri(out)) or out == Path("runs") else ["--runs", out]

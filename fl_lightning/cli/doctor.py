@@ -1,4 +1,4 @@
-"""fl-lightning doctor: what this machine offers, whether its device computes what the CPU does, and what is amiss."""
+"""fl-lightning doctor: check devices against the CPU, Ray, MLflow, data and disk, with advice for each flaw."""
 
 import argparse
 import os
@@ -35,7 +35,7 @@ ROUNDING = 1e-4
 
 
 class Finding(NamedTuple):
-    """What was looked at, what was found, and what to do; no remedy where nothing is amiss."""
+    """A check, its result, and what to do; the remedy is empty where all is well."""
 
     what: str
     found: str
@@ -43,14 +43,14 @@ class Finding(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what is found as it is found; 1 if anything is amiss."""
+    """Print each finding at once; 1 if anything needs a remedy."""
     parser = CommandParser(
         prog="fl-lightning doctor",
-        description="What this machine offers, whether its device agrees with the CPU, and what to do about each flaw.",
+        description=__doc__,
     )
     add_runs(parser)
     parser.add_argument("--compute.device", dest="device", default="auto", help="device to try [auto]")
-    parser.add_argument("--address", help="of a Ray cluster, such as auto; none looks at this machine alone")
+    parser.add_argument("--address", help="a Ray cluster, or auto [this machine]")
     options = parser.parse_args(list(arguments))
     amiss = 0
     for check in checks(options):

@@ -2,7 +2,7 @@
 
 import json
 import re
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -15,15 +15,15 @@ from fl_lightning.metrics.early_stopping import Stop, stop_of
 INDENT = 8 * " "
 # The setting that may name a run, and what an MLflow id looks like.
 START, RUN_ID = "model.weights", re.compile("[0-9a-f]{6,32}")
-# Options that a configuration file may hold beside the settings of a run: who computes, which changes no number.
+# Options that a configuration file may hold beside the settings of a run: where it computes, which changes no number.
 COMPUTING = ("workers", "address", "resources.cpu", "resources.gpu")
 
 
 class CommandParser(ArgumentParser):
-    """A parser that refuses as all of the program does: in one line, without the usage text."""
+    """A parser that refuses in one line, without the usage text, and keeps the lines of an epilog."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
+        super().__init__(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
@@ -35,15 +35,18 @@ class CommandParser(ArgumentParser):
 def add_runs(parser: ArgumentParser) -> None:
     """`--runs` is the folder of the runs in every command; `--out`, where there is one, is what a command writes."""
     folder = Path("runs")
-    parser.add_argument("--runs", dest="out", type=Path, default=folder, metavar="FOLDER", help="of all runs [runs]")
+    text = "folder of all runs [runs]"
+    parser.add_argument("--runs", dest="out", type=Path, default=folder, metavar="FOLDER", help=text)
 
 
 def add_workers(parser: ArgumentParser, what: str = "the clients of a round train") -> None:
-    """The flags that say who computes; none of them changes a number."""
-    parser.add_argument("--workers", metavar="N", help=f"processes in which {what}, to the same numbers, or auto [1]")
-    parser.add_argument("--address", help="of a Ray cluster, or auto; without it this machine computes")
-    parser.add_argument("--resources.cpu", type=float, default=1.0, metavar="N", help="CPUs of one process [1]")
-    parser.add_argument("--resources.gpu", type=float, default=0.0, metavar="N", help="GPUs; 0.5 puts two on each [0]")
+    """The flags that choose processes and machines; none of them changes a number."""
+    workers = f"processes in which {what}, or auto; the numbers stay the same [1]"
+    parser.add_argument("--workers", metavar="N", help=workers)
+    parser.add_argument("--address", help="a Ray cluster, or auto [this machine]")
+    parser.add_argument("--resources.cpu", type=float, default=1.0, metavar="N", help="CPUs of a process [1]")
+    gpus = "GPUs of a process; 0.5 puts two processes on each GPU [0]"
+    parser.add_argument("--resources.gpu", type=float, default=0.0, metavar="N", help=gpus)
 
 
 def with_files(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
@@ -95,7 +98,7 @@ def flags_to_settings(flags: Sequence[str]) -> dict[str, str]:
 
 
 def split_off_stop(settings: Mapping[str, Any]) -> tuple[Stop | None, dict[str, Any]]:
-    """The rule by which runs stop early, and the settings; it is none of them, for no number of a round depends on it.
+    """The rule by which runs stop early, and the settings. No number of a round depends on the rule.
 
     >>> split_off_stop({"data.alpha": "0.1", "stop.patience": "5"})
     (Stop(metric='GA', at_least=inf, patience=5), {'data.alpha': '0.1'})
@@ -142,7 +145,7 @@ def _heading(section: str, names: Mapping[str, str]) -> str:
 
 
 def number_of_workers(text: str | None) -> "int | Literal['auto']":
-    """What `--workers` says.
+    """The value of `--workers`.
 
     >>> number_of_workers("8"), number_of_workers("auto"), number_of_workers(None)
     (8, 'auto', 1)
@@ -156,7 +159,7 @@ def number_of_workers(text: str | None) -> "int | Literal['auto']":
 
 
 def chosen_by(flags: Sequence[str]) -> dict[str, Any]:
-    """What --where asks for; a key that is given several times allows each of its values.
+    """The conditions of --where; a key that is given several times allows each of its values.
 
     >>> chosen_by(["data.alpha=0.01", "method=fola", "method=fedavg"])
     {'data.alpha': 0.01, 'method': ['fola', 'fedavg']}

@@ -1,4 +1,4 @@
-"""What a command tells the user at its end: where to look, by commands that work as they are printed."""
+"""The last lines of a command: where to look next, as commands to paste."""
 
 import shlex
 import shutil

@@ -1,4 +1,4 @@
-"""fl-lightning list: what there is to choose from."""
+"""fl-lightning list: the methods, models, datasets, engines and studies."""
 
 import json
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ KINDS = (*discovery.KINDS, "studies")
 
 def main(arguments: Sequence[str]) -> int:
     """Print names and one-line descriptions."""
-    parser = CommandParser(prog="fl-lightning list", description="Show what there is.")
+    parser = CommandParser(prog="fl-lightning list", description=__doc__, epilog="example: fl-lightning list methods")
     parser.add_argument("kind", help=f"one of {', '.join(KINDS)}")
-    parser.add_argument("--json", action="store_true", help="print an object of names and descriptions")
+    parser.add_argument("--json", action="store_true", help="print only one JSON object of names and descriptions")
     if not [a for a in arguments if not a.startswith("-")] and "--help" not in arguments and "-h" not in arguments:
-        raise UserError(f"say what to list: fl-lightning list {'|'.join(KINDS)}")
+        raise UserError(f"list needs a kind: fl-lightning list {'|'.join(KINDS)}")
     options = parser.parse_args(list(arguments))
     if options.kind not in KINDS:
         raise unknown("kind", options.kind, KINDS)
@@ -38,6 +38,6 @@ def _found(kind: str) -> dict[str, str]:
 
 
 def _with_ingredients(kind: str, name: str, text: str) -> str:
-    """A preset says what it is made of."""
+    """The description, with the settings of a preset."""
     ingredients = discovery.made_of(kind, name)
     return f"{text} Made of {ingredients}." if ingredients else text

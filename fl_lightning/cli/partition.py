@@ -1,8 +1,7 @@
-"""fl-lightning partition: who would hold which samples, before hours are spent on it."""
+"""fl-lightning partition: preview a partition before training."""
 
 import json
 import math
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -21,15 +20,17 @@ from fl_lightning.models.inputs import several
 from fl_lightning.runs.config.run_config import RunConfig, chosen_names, configure
 from fl_lightning.runs.config.schema import fields_of
 
-# More panels than this are no picture, more rows no table that anybody reads.
+# Limits of a readable picture and a readable table.
 MOST_SPLITS, MOST_ROWS = 24, 100
 MOST_EXAMPLES = 10
 # What can be varied: how the data are divided. None of these settings has a comma in its values.
 VARIED = (*(f"data.{name}" for name in fields_of(Split)), "seed")
 
-DESCRIPTION = """Show who would hold which samples, before hours are spent on it: samples and classes per client,
-label entropy (bits), EMD (sum over classes of the difference between the client's share and the population's: 0 is
-the same mixture, 2 the most different), and a picture. Several values with commas are shown side by side."""
+DESCRIPTION = """Preview a partition before training.
+
+It prints samples and classes per client, the label entropy in bits, and the EMD: the sum over classes of the
+difference between the client's share and the population's, from 0 (the same mixture) to 2 (the most different).
+It also draws a picture. Several values with commas are compared side by side."""
 EXAMPLES = """examples:
   fl-lightning partition --data digits --data.alpha 0.01 --data.clients 20
   fl-lightning partition --data digits --data.alpha 0.01,0.1,1 --data.partition dirichlet,dirichlet_balanced
@@ -42,7 +43,7 @@ class Preview(NamedTuple):
     """One partition.
 
     Attributes:
-        varied: What tells it from the others, as it was given.
+        varied: The settings in which it differs from the others, as given.
         config: All settings.
         counts: Samples per client and class.
         name: Hash of the partition, the tag `partition` of runs that use it.
@@ -86,19 +87,18 @@ def _parser() -> CommandParser:
         prog="fl-lightning partition",
         usage="fl-lightning partition [--config FILE] [--picture FILE.png] [--json] [--KEY VALUE[,VALUE...] ...]",
         description=DESCRIPTION,
-        formatter_class=RawDescriptionHelpFormatter,
         add_help=False,
     )
-    parser.add_argument("-h", "--help", action="store_true", help="this text; with --data NAME, that dataset's")
+    parser.add_argument("-h", "--help", action="store_true", help="this text; --data NAME adds that dataset's settings")
     parser.add_argument("--config", action="append", default=[], help="YAML file with settings; flags override it")
     add_runs(parser)
-    parser.add_argument("--picture", type=Path, help="where to save the picture [RUNS/partition.png]")
-    parser.add_argument("--json", action="store_true", help="print one object with all numbers, and nothing else")
+    parser.add_argument("--picture", type=Path, help="file of the picture [RUNS/partition.png]")
+    parser.add_argument("--json", action="store_true", help="print only one JSON object with all numbers")
     return parser
 
 
 def side_by_side(settings: Mapping[str, Any]) -> list[tuple[dict[str, str], dict[str, Any]]]:
-    """The settings of every combination of values, each with what tells it from the others.
+    """The settings of every combination of values, each with those in which it differs from the others.
 
     >>> for varied, own in side_by_side({"data": "mnist", "data.alpha": "0.1,1"}):
     ...     print(varied, own)
@@ -164,12 +164,12 @@ def as_text(previews: Sequence[Preview]) -> str:
         if len(first.counts) > MOST_ROWS:
             lines += [f"the first {MOST_ROWS} of {len(first.counts)} clients; --json prints all"]
         lines += [""]
-    everybody = heterogeneity.measure(first.counts.sum(0, keepdim=True)).entropy.item()
+    pooled = heterogeneity.measure(first.counts.sum(0, keepdim=True)).entropy.item()
     return "\n".join(
         [
             *lines,
             render(_aligned([summary_row(one) for one in previews])),
-            f"entropy: of the labels, in bits; {everybody:.2f} for all clients together",
+            f"entropy: of the labels, in bits; {pooled:.2f} for all clients together",
             "EMD: 0 for the mixture of classes of all clients together, 2 for the most different",
         ]
     )

@@ -20,7 +20,7 @@ def interval() -> float:
 
 
 def note_line(text: str) -> "tqdm[Any]":
-    """A line that says what is being done before there is anything to count; closing it removes it."""
+    """A line that shows what is being done before there is anything to count; closing it removes it."""
     line = tqdm(bar_format="{desc}", leave=False, file=sys.stderr, disable=not sys.stderr.isatty(), dynamic_ncols=True)
     line.set_description_str(f"{text} ...")
     return line
@@ -37,7 +37,7 @@ class Progress:
         label: Of the bar.
         quiet: Whether to show nothing.
         verbose: Whether to show all metrics of every round.
-        advice: What the method says about the numbers of a round; the user hears it once.
+        advice: A sentence of the method about the numbers of a round; printed once.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class ProgressLine:
                 unit="run",
                 mininterval=interval(),
                 miniters=0,  # rounds are news, too
-                smoothing=0,  # trials end in bursts; only their mean says how long the rest takes
+                smoothing=0,  # trials end in bursts; only their mean predicts how long the rest takes
                 dynamic_ncols=True,
             )
         way = sign(self._metric)

@@ -11,13 +11,16 @@ from fl_lightning.cli.flags import CommandParser, chosen_by
 from fl_lightning.errors import require
 
 EPILOG = """The page index.html opens without a network. Beside it: figures/ (SVG, PDF, PNG) and tables/ (CSV, LaTeX).
-Example: fl-lightning report --study demo --where data.alpha=0.01 --where method=fola --where method=fedavg"""
+
+examples:
+  fl-lightning report
+  fl-lightning report --study demo --where data.alpha=0.01 --where method=fola --where method=fedavg"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the report."""
     parser = CommandParser(prog="fl-lightning report", description=__doc__, epilog=EPILOG)
-    parser.add_argument("--study", help="only this study [all that there are]")
+    parser.add_argument("--study", help="only this study or comparison [all]")
     parser.add_argument("--scale", help="only this scale of the study [all]")
     parser.add_argument(
         "--where",
@@ -32,10 +35,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     options = parser.parse_args(list(arguments))
-    require(options.scale is None or options.study is not None, "--scale needs --study: say whose scale it is")
+    require(options.scale is None or options.study is not None, "--scale needs --study, the study that has the scale")
     require(
         not (options.out / "mlflow.db").exists(),
-        f"--out is where the report goes, and {options.out} is a folder of runs; use --runs {options.out}",
+        f"--out is the folder of the report, and {options.out} is a folder of runs; use --runs {options.out}",
     )
     where = chosen_by(options.where)
     from analysis import report  # imports what only a report needs

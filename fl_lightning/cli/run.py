@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,10 @@ from fl_lightning.runs.folder import Result
 DIVERGED = 3
 # The numbers of the last round that a user wants to see first.
 SHOWN = (GA, LA, "PA_before", "PA_after")
-DESCRIPTION = "Run one experiment; the same command resumes it, or only shows it if it has finished."
+DESCRIPTION = "Run one experiment. The same command resumes it, or shows it again once it has finished."
 STOPPING = """  --stop.patience ROUNDS, --stop.at_least VALUE
-        Stop when --stop.metric [GA] has not improved for so many rounds, or has reached the value. No number depends
-        on it: without the rule, the same run goes on."""
+        Stop when --stop.metric [GA] has not improved for so many rounds, or has reached the value. Stopping changes
+        no number: without it, the same command continues the run."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.help:
         names = chosen_names(settings)
         chosen = ", ".join(f"{part} {name}" for part, name in names.items())
-        other = f"Settings for {chosen}. Another choice has other settings:\nfl-lightning run --method NAME --help."
+        other = f"Settings for {chosen}.\nOther choices have other settings: fl-lightning run --method NAME --help"
         parser.epilog = f"{STOPPING}\n\n{other}\n{flags.explained(names)}"
         parser.print_help()
         return 0
@@ -56,23 +56,22 @@ def _parser() -> flags.CommandParser:
         prog="fl-lightning run",
         usage="fl-lightning run [--config FILE.yaml] [--KEY VALUE ...]",
         description=DESCRIPTION,
-        formatter_class=RawDescriptionHelpFormatter,
         add_help=False,
     )
     add = parser.add_argument
     add("-h", "--help", action="store_true", help="this text; with --method NAME, the settings of that method")
-    files = "YAML file with settings, and `workers: N` if you like; flags override it; may be given several times"
+    files = "YAML file of settings, and of --workers if you like; flags override it; may be repeated"
     add("--config", action="append", default=[], metavar="FILE", help=files)
-    add("--print_config", "--print-config", action="store_true", help="write the complete configuration as YAML, stop")
+    add("--print_config", "--print-config", action="store_true", help="print all settings as YAML, and stop")
     flags.add_runs(parser)
-    add("--fresh", action="store_true", help="forget what an earlier process has computed for these settings")
-    add("--name", default="", help="what tables, figures and MLflow call the run [its method and options]")
-    note = "a note in MLflow, by which `runs` and `report` select; may be given several times"
+    add("--fresh", action="store_true", help="delete the earlier results of these settings, and compute again")
+    add("--name", default="", help="name of the run in tables, figures and MLflow [its method and options]")
+    note = "a tag in MLflow, by which `runs` and `report` select; may be repeated"
     add("--tag", action="append", default=[], metavar="KEY=VALUE", help=note)
     flags.add_workers(parser)
     add("--json", action="store_true", help="print the final GA, LA, round and run_id as JSON in the last line")
     add("--quiet", action="store_true", help="no progress bar, no summary")
-    add("--verbose", action="store_true", help="all metrics of every round, and the traceback of a plug-in that fails")
+    add("--verbose", action="store_true", help="all metrics of every round, and the traceback if a plug-in fails")
     return parser
 
 
@@ -117,7 +116,7 @@ def _show(config: RunConfig, result: Result, out: Path) -> None:
 
 
 def tags_of(options: Namespace) -> dict[str, str]:
-    """What the user says about the run, for MLflow and `--where`."""
+    """The user's name and tags of the run, for MLflow and `--where`."""
     from fl_lightning.runs.tracking.description import PROGRAM_PREFIXES, PROGRAM_TAGS, check_tags
 
     tags = {"case": options.name} if options.name else {}

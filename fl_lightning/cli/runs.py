@@ -1,4 +1,4 @@
-"""fl-lightning runs: list the runs there are, show one, delete what should not stay, hand them on in a file."""
+"""fl-lightning runs: list, show and delete runs, or move them between machines in a file."""
 
 import json
 import sys
@@ -21,14 +21,19 @@ if TYPE_CHECKING:
     from analysis.runs import Runs
 
 ACTIONS = ("list", "show", "delete", "export", "import")
-EPILOG = """ID is the beginning of a run's id, or the name of its folder. What is deleted leaves the reports, and the
-same settings are computed anew; MLflow keeps it in its trash until `mlflow gc`. `export FILE [ID ...]` writes settings
-and numbers of runs that have ended to one small file; where `import FILE` reads it, sweeps take them for computed.
-Examples: fl-lightning runs --where method=fola --where data.alpha=0.01
-          fl-lightning runs show 3f2a
-          fl-lightning runs delete --where status=failed
-          fl-lightning runs export demo.zip --where study=demo"""
-# So many characters of an id tell runs apart.
+EPILOG = """ID is the beginning of a run's id, or the name of its folder.
+
+delete                 removes runs from folders, tables and reports; the same command computes them anew.
+                       MLflow has them in its trash until `mlflow gc`.
+export FILE [ID ...]   writes settings and numbers of finished runs to one small file.
+import FILE            reads such a file; sweeps do not compute its runs again.
+
+examples:
+  fl-lightning runs --where method=fola --where data.alpha=0.01
+  fl-lightning runs show 3f2a
+  fl-lightning runs delete --where status=failed
+  fl-lightning runs export demo.zip --where study=demo"""
+# So many characters of an id distinguish runs.
 SHORT = 8
 # Settings beside the usual columns, at most: a line must fit.
 MOST_SETTINGS = 6
@@ -38,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     """List, show, delete, export or import."""
     parser = CommandParser(prog="fl-lightning runs", description=__doc__, epilog=EPILOG)
     parser.add_argument("action", nargs="?", default="list", help=f"{', '.join(ACTIONS)} [list]")
-    parser.add_argument("ids", nargs="*", metavar="ID", help="runs to show, delete or, after the file, to export")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="runs to show or delete; after FILE, runs to export")
     parser.add_argument(
         "--where",
         metavar="KEY=VALUE",
@@ -47,15 +52,15 @@ def main(arguments: Sequence[str]) -> int:
         help="only runs with this setting, status or tag; may be repeated, also with the same key",
     )
     add_runs(parser)
-    parser.add_argument("--json", action="store_true", help="print one object for every run, and nothing else")
-    parser.add_argument("--yes", action="store_true", help="delete without asking")
+    parser.add_argument("--json", action="store_true", help="print only a JSON array, with one object per run")
+    parser.add_argument("--yes", action="store_true", help="delete without confirmation")
     options = parser.parse_args(list(arguments))
     if options.action not in ACTIONS:
         raise unknown("action", options.action, ACTIONS)
     file = _file(options) if options.action in ("export", "import") else None
     require(
         options.action in ("list", "export", "import") or bool(options.ids or options.where),
-        f"say which runs to {options.action}: by their ids, which `fl-lightning runs` lists, or by --where key=value",
+        f"{options.action} needs the ids of runs, which `fl-lightning runs` lists, or --where key=value",
     )
     require(options.action != "list" or not options.ids, "list takes no ids; `fl-lightning runs show ID` shows one")
     where = chosen_by(options.where)
@@ -120,7 +125,7 @@ def _rows(table: "pd.DataFrame") -> list[dict[str, str]]:
 
 
 def _page(known: "Runs", run: "pd.Series[Any]", out: Path) -> str:
-    """Everything that is known of a run."""
+    """All facts of a run."""
     from fl_lightning.runs.locate import folders
 
     described = _described(known, run)
@@ -173,7 +178,7 @@ def _delete(known: "Runs", chosen: "pd.DataFrame", options: Namespace) -> int:
 def _file(options: Namespace) -> Path:
     """The file to write or read: what is named first."""
     action = options.action
-    require(bool(options.ids), f"say which file to {action}: fl-lightning runs {action} runs.zip")
+    require(bool(options.ids), f"{action} needs a file, for example: fl-lightning runs {action} runs.zip")
     require(
         action == "export" or (len(options.ids) == 1 and not options.where),
         f"import takes one file and all that is in it, got {' '.join([*options.ids, *options.where])}",

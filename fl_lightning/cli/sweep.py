@@ -1,4 +1,4 @@
-"""fl-lightning sweep: a whole study on every core, or on a Ray cluster; the same command goes on where it stopped."""
+"""fl-lightning sweep: a whole study on all cores, or on a Ray cluster; the same command resumes it."""
 
 import json
 import sys
@@ -20,22 +20,26 @@ if TYPE_CHECKING:
     from tune.study import Study
     from tune.sweep import Options, Outcome
 
-EPILOG = """Any setting of `fl-lightning run` may follow, as --key value: it holds for all runs, and pins a key that the
-study varies. Studies: fl-lightning list studies. An own study is a YAML or Python file, see docs/sweeps.md.
-Example: fl-lightning sweep mnist_first_round --scale small --data.root data --max-concurrent 2"""
+EPILOG = """Any setting of `fl-lightning run` may follow, as --key value. It holds for all runs, and fixes a key that
+the study varies. Your own study is a YAML or Python file: docs/sweeps.md.
+
+examples:
+  fl-lightning list studies
+  fl-lightning sweep mnist_first_round --scale small --dry-run
+  fl-lightning sweep mnist_first_round --scale small --data.root data --max-concurrent 2"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Sweep the study that is named."""
     parser = CommandParser(prog="fl-lightning sweep", description=__doc__, epilog=EPILOG)
     parser.add_argument("study", nargs="?", help="name of a study, or a YAML or Python file")
-    parser.add_argument("--scale", help="smoke, small, medium or paper, as far as the study has them [small]")
-    parser.add_argument("--cases", metavar="LABEL,...", help="only these of the study's cases, by their labels [all]")
-    parser.add_argument("--dry-run", action="store_true", help="count runs, estimate time and disk, and stop")
+    parser.add_argument("--scale", help="smoke, small, medium or paper, if the study has it [small]")
+    parser.add_argument("--cases", metavar="LABEL,...", help="only these cases of the study, by their labels [all]")
+    parser.add_argument("--dry-run", action="store_true", help="only count the runs, and estimate time and disk")
     add_runs(parser)
     add_workers(parser, "a trial trains its clients")
-    parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="trials at once, at most [all]")
-    parser.add_argument("--fresh", action="store_true", help="compute again what an earlier process has computed")
+    parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="most trials at once [all cores]")
+    parser.add_argument("--fresh", action="store_true", help="compute again, without earlier results")
     parser.add_argument("--json", action="store_true", help="print the best settings as JSON in the last line")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     options, flags = parser.parse_known_args(list(arguments))
@@ -101,7 +105,7 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
 
 
 def dry_run(study: "Study", how: "Options") -> None:
-    """Say what a sweep would cost."""
+    """Print the cost of a sweep without running it."""
     from fl_lightning.engines.parallel.executor import check_held
     from fl_lightning.engines.parallel.ray_cluster import local_nodes
     from tune.best import listed, named
@@ -119,7 +123,7 @@ def dry_run(study: "Study", how: "Options") -> None:
     if study.search.algorithm == "optuna":
         number = comparisons * (study.search.samples or 0)
         runs = number * len(study.seeds)
-        print(f"{number} settings in {comparisons} contests, {runs} runs at most; Optuna chooses them as it goes")
+        print(f"{number} settings in {comparisons} comparisons, {runs} runs at most; Optuna chooses them as it goes")
         _say_workers(how)
         if study.confirm is not None:
             print(f"then {confirming} runs that confirm the best settings on {named(study.confirm.seeds)}")
@@ -127,7 +131,7 @@ def dry_run(study: "Study", how: "Options") -> None:
     tried = started(study, cells(study), how.out)
     configs = list({identity(config): config for cell in tried for config in cell.configs}.values())
     todo = configs if how.fresh else missing(configs, how.out, study.stop)
-    print(f"study       {study.name} {study.scale}: {study.about}")
+    print(f"study       {' '.join(filter(None, (study.name, study.scale)))}: {study.about}")
     print(f"settings    {len(tried)}, each with {len(study.seeds)} seeds")
     print(f"runs        {len(configs)}, of which {len(configs) - len(todo)} are there already")
     later = [config for cell in expected(study, tried, how.out) for config in cell.configs]
@@ -163,7 +167,7 @@ def _say_workers(how: "Options") -> None:
 
 
 def _counted(study: "Study", outcome: "Outcome") -> str:
-    """How many runs there are, of which kinds, on which seeds, and how many of them are new."""
+    """The number of runs, their kinds and seeds, and how many of them are new."""
     from tune.best import named
 
     ended = sum(len(cell.runs) for cell in outcome.cells)
@@ -178,7 +182,7 @@ def _counted(study: "Study", outcome: "Outcome") -> str:
 
 
 def _references(study: "Study") -> int:
-    """How many runs there are that others refer to."""
+    """The number of reference runs."""
     from tune.grid import reference_cells
 
     return sum(len(cell.seeds) for cell in reference_cells(study))

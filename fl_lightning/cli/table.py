@@ -1,7 +1,6 @@
-"""fl-lightning table: one table of the runs, with the columns that are asked for, on the terminal or for a paper."""
+"""fl-lightning table: one table of the runs, on the terminal or for a paper."""
 
 import sys
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(list(arguments))
     if options.spread not in SPREADS:
         raise unknown("--spread", options.spread, SPREADS)
-    require(options.scale is None or options.study is not None, "--scale needs --study: say whose scale it is")
+    require(options.scale is None or options.study is not None, "--scale needs --study, the study that has the scale")
     thresholds = levels(options.thresholds)
     where = chosen_by(options.where)
     from analysis import formats  # imports what only tables need
@@ -65,24 +64,25 @@ def _parser() -> CommandParser:
         prog="fl-lightning table",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "name",
         nargs="?",
         help="accuracy, best, paired, calibration, detection, personal, correlations or costs [accuracy]",
     )
-    parser.add_argument("--study", help="of which study or comparison; needed if there are several")
-    parser.add_argument("--scale", help="of the study; needed if there are several")
+    parser.add_argument("--study", help="name of a study or comparison; needed if the runs have several")
+    parser.add_argument("--scale", help="scale of the study; needed if the runs have several")
     parser.add_argument("--where", metavar="KEY=VALUE", action="append", default=[], help="only runs with this setting")
-    parser.add_argument("--columns", help="names with commas, as in the heading; GA is enough for GA (%%) [all]")
-    parser.add_argument("--thresholds", help="GA levels, with commas; the table says when each is met [the study's]")
-    parser.add_argument("--spread", default="std", help="beside a mean: std, interval or none [std]")
-    parser.add_argument("--caption", help="of the LaTeX table [says what it holds]")
-    parser.add_argument("--label", help="of the LaTeX table [tab:STUDY-NAME]")
-    parser.add_argument("--no-bold", action="store_true", help="LaTeX without the best in bold")
-    parser.add_argument("--wide", action="store_true", help="LaTeX over both columns of a paper")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it [on the terminal]")
+    parser.add_argument("--columns", help="headings, separated by commas; GA is enough for GA (%%) [all]")
+    parser.add_argument(
+        "--thresholds", help="levels of GA, separated by commas; a column has the first round at each [the study's]"
+    )
+    parser.add_argument("--spread", default="std", help="spread beside a mean: std, interval or none [std]")
+    parser.add_argument("--caption", help="caption in LaTeX [cells and runs of the table]")
+    parser.add_argument("--label", help="label in LaTeX [tab:STUDY-NAME]")
+    parser.add_argument("--no-bold", action="store_true", help="in LaTeX, do not set the best in bold")
+    parser.add_argument("--wide", action="store_true", help="in LaTeX, take both columns of a page")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file of the table [the terminal]")
     parser.add_argument(
         "--runs", "--store", metavar="FOLDER", help="folder of runs, or MLflow URI [$MLFLOW_TRACKING_URI or runs]"
     )
@@ -99,7 +99,7 @@ def add_formats(parser: CommandParser) -> None:
 
 
 def levels(text: str | None) -> tuple[float, ...]:
-    """Levels of GA with commas; none if nobody asks for one.
+    """Levels of GA, separated by commas; empty without the flag.
 
     >>> levels("0.8,0.95")
     (0.8, 0.95)

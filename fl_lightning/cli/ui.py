@@ -1,4 +1,4 @@
-"""fl-lightning ui: the MLflow UI on the run store."""
+"""fl-lightning ui: open the MLflow UI on the runs, on this machine's loopback address, until Ctrl-C."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from fl_lightning.runs.tracking.store import DATABASE, database_of, is_server, s
 
 def main(arguments: Sequence[str]) -> int:
     """Start the MLflow server on this machine's loopback address and stay until it is stopped."""
-    parser = CommandParser(prog="fl-lightning ui", description="Open the MLflow UI on the runs.")
+    parser = CommandParser(prog="fl-lightning ui", description=__doc__)
     add_runs(parser)
     parser.add_argument("--port", type=int, default=5000, help="port on 127.0.0.1 [5000]")
     options = parser.parse_args(list(arguments))

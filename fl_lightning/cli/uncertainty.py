@@ -1,4 +1,4 @@
-"""fl-lightning uncertainty: the posterior of a finished run, and how far its predictions can be trusted."""
+"""fl-lightning uncertainty: the posterior of a finished run, and the calibration of its predictions."""
 
 import argparse
 import json
@@ -15,11 +15,13 @@ from fl_lightning.system.text import render
 SECTION = "uncertainty"
 COLUMNS = ("accuracy", "NLL", "Brier", "ECE", "adaptive_ECE", "classwise_ECE", "AURC")
 DETECTION = ("AUROC", "AUPR", "FPR95")
-EPILOG = """RUN is the folder of a run, or its id in MLflow, or the beginning of one. All clients send the curvature of
-their data at the final model once; nobody trains. The numbers join those of the run's last round, in its folder and in
-MLflow.
-Examples: fl-lightning uncertainty runs/fola-mnist-0123456789ab-cdef-20r --ood '[fashion_mnist, noise]'
-          fl-lightning uncertainty 3f2a --form diagonal --prior_precision marglik --predictive '[probit, nn]'"""
+EPILOG = """RUN is the folder of a run, its id in MLflow, or the beginning of one. In one extra round without training
+all clients send the curvature of their data at the final model. The run's last round gets the numbers, in
+its folder and in MLflow.
+
+examples:
+  fl-lightning uncertainty runs/fola-mnist-0123456789ab-cdef-20r --ood '[fashion_mnist, noise]'
+  fl-lightning uncertainty 3f2a --form diagonal --prior_precision marglik --predictive '[probit, nn]'"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(prog="fl-lightning uncertainty", description=__doc__, epilog=EPILOG)
     parser.add_argument("run", metavar="RUN", help="folder, or MLflow id")
     add_runs(parser)
-    parser.add_argument("--json", action="store_true", help="print all numbers as one object, and nothing else")
+    parser.add_argument("--json", action="store_true", help="print only one JSON object with all numbers")
     schema = _schema()
     for name, item in schema.items():
         text = f"{item.help} [{as_text(name, item.default)}]".replace("%", "%%")
@@ -78,7 +80,7 @@ def rows(numbers: dict[str, float]) -> list[dict[str, str]]:
 
 
 def detection_rows(numbers: dict[str, float], strange: Sequence[str]) -> list[dict[str, str]]:
-    """One line for every kind of prediction and strange inputs."""
+    """One line for every kind of prediction and of out-of-distribution inputs."""
     kinds = kinds_in(numbers)
     return [
         {"prediction": kind, "out-of-distribution inputs": name}

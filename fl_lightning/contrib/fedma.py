@@ -108,7 +108,7 @@ class FedMa(Method, OwnNetwork, CountsTraffic):
     Attributes:
         sigma: Variance of a client's weights around the server's.
         sigma0: Variance of the server's weights around their prior mean; the smaller, the more they shrink.
-        gamma: How many units there are: small values force matches, large ones make new units.
+        gamma: Controls the number of units: small values force matches, large ones make new units.
         sweeps: How often every client is matched anew, given all others.
         own_init: Whether every client begins with random weights of its own instead of common ones.
         growth: Room for units of the server, as a multiple of a client's; at most 700, unless a client has more.
@@ -137,8 +137,8 @@ class FedMa(Method, OwnNetwork, CountsTraffic):
 
     def init(self, params: Params, num_clients: int) -> State:
         output = params[layers_of(params)[-1].bias]
-        nobody = Row(params, live_units(params), torch.zeros_like(output), output.new_zeros((), dtype=torch.long))
-        return State(params, 0, ClientMemory.blank(nobody))
+        blank = Row(params, live_units(params), torch.zeros_like(output), output.new_zeros((), dtype=torch.long))
+        return State(params, 0, ClientMemory.blank(blank))
 
     def broadcast(self, state: State, cohort: Cohort) -> Context:
         starts = [self._start(state, n) for n in cohort.members]
@@ -150,7 +150,7 @@ class FedMa(Method, OwnNetwork, CountsTraffic):
     def _start(self, state: State, client: int) -> Params:
         if client in state.clients:
             return state.clients[client].params
-        units = dict(enumerate(state.clients.default.units))  # whoever joins later has the most popular units
+        units = dict(enumerate(state.clients.default.units))  # clients that join later have the most popular units
         return restricted(state.params, {number: own for number, own in units.items() if number >= state.layer})
 
     def _numbers(self, state: State, client: int, start: Params) -> int:

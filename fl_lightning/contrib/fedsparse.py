@@ -254,7 +254,7 @@ def _number_of_open(weights: Params, opened: Params) -> int:
 
 
 def _mean_of_open(old: Tensor, reports: Sequence[Report], name: str, gate: str, weights: Sequence[float]) -> Tensor:
-    """w_j = sum_n p_n z_nj v_nj / sum_n p_n z_nj, or the old value where nobody has the unit."""
+    """w_j = sum_n p_n z_nj v_nj / sum_n p_n z_nj, or the old value where no client has the unit."""
     total, base = torch.zeros_like(old, dtype=torch.float64), old.double()
     share = torch.zeros_like(reports[0].gates[gate], dtype=torch.float64)
     for report, weight in zip(reports, weights, strict=True):

@@ -19,7 +19,7 @@ from fl_lightning.params import Params
 
 BETA, LOW, HIGH = 2 / 3, -0.1, 1.1
 SHIFT = BETA * math.log(-LOW / HIGH)
-# Log-odds beyond this are not told apart, as in the authors' code: a gate can always come back.
+# Log-odds are limited to this, as in the authors' code: a gate can always come back.
 LARGEST = math.log(100)
 # The parameters of a gated network: those of the inner one, and one log-odds per hidden unit.
 INNER, GATES = "inner.", "gates."
@@ -86,7 +86,7 @@ class Gated(nn.Module):
 
     def _gate(self, parameter: Tensor) -> Tensor:
         log_odds = self.scale * parameter
-        # The slope goes through the clamp, or a gate that went beyond it would never come back.
+        # The gradient goes through the clamp, or a gate that went beyond it would never come back.
         log_odds = log_odds + (log_odds.clamp(-LARGEST, LARGEST) - log_odds).detach()
         return sampled(log_odds) if self.training else stretched(torch.sigmoid(log_odds))
 

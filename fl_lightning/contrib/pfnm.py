@@ -7,7 +7,7 @@
 
 How units are matched is written in unit_matching.py. The hidden layers are matched from the top down: weights
 out of a layer are put in the order that was found for the layer above it. The server's network is wider than those of
-the clients; everybody trains a network with room for more units, of which those not in use are zero
+the clients; all train a network with room for more units, of which those not in use are zero
 (widened_network.py). In the next round a client starts from the units that its own were matched to.
 
 Yurochkin, Agarwal, Ghosh, Greenewald, Hoang, Khazaeni: Bayesian Nonparametric Federated Learning of Neural Networks,
@@ -71,14 +71,14 @@ class Row(NamedTuple):
 
 
 class State(NamedTuple):
-    """The server's network, and who has which of its units."""
+    """The server's network, and the units of each client."""
 
     params: Params
     clients: ClientMemory[Row]
 
 
 class Report(NamedTuple):
-    """The client's network, and how many samples of each class it has, which tells the server about its data."""
+    """The client's network, and how many samples of each class it has, which the server learns about its data."""
 
     params: Params
     counts: Tensor
@@ -101,7 +101,7 @@ class Pfnm(Method, OwnNetwork, CountsTraffic):
     Attributes:
         sigma: Variance of a client's weights around the server's.
         sigma0: Variance of the server's weights around their prior mean; the smaller, the more they shrink.
-        gamma: How many units there are: small values force matches, large ones make new units.
+        gamma: Controls the number of units: small values force matches, large ones make new units.
         sweeps: How often every client is matched anew, given all others.
         absent: Weights to units that a client does not have: zero counts them as observed zeros, missing leaves them
             out.

@@ -38,7 +38,7 @@ LARGEST_POPULARITY = 10
 
 
 class Prior(NamedTuple):
-    """What is believed of a unit before any client has shown one.
+    """The prior of a unit, before any client has shown one.
 
     Attributes:
         mean: mu_0, one value per coordinate.
@@ -90,7 +90,7 @@ def match(clients: Sequence[Units], prior: Prior, sweeps: int, stream: torch.Gen
 
     Args:
         clients: Their units, in float64.
-        prior: What is believed of units.
+        prior: The prior of units.
         sweeps: How often every client is assigned anew.
         stream: For the order of the clients in a sweep.
     """
@@ -141,7 +141,7 @@ def new_scores(client: Units, prior: Prior, number: int) -> Tensor:
 
 
 def _compact(clients: Sequence[Units], labels: Sequence[Tensor | None], prior: Prior) -> tuple[Groups, Tensor]:
-    """The global units that somebody has, and their names."""
+    """The global units that any client has, and their names."""
     present = [(client, label) for client, label in zip(clients, labels, strict=True) if label is not None]
     if not present:
         empty = prior.mean.new_zeros(0, len(prior.mean))
@@ -174,7 +174,7 @@ def _ranks(labels: Sequence[Tensor]) -> Tensor:
 
 
 def class_shares(counts: Sequence[Tensor]) -> Tensor:
-    """Each client's share of the samples of each class, (client, class); equal shares of a class that nobody has."""
+    """Each client's share of the samples of each class, (client, class); equal shares of a class that no client has."""
     stacked = torch.stack(list(counts)).double()
     total = stacked.sum(0)
     return torch.where(total > 0, stacked / total.clamp(min=1), 1 / len(stacked))

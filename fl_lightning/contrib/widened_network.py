@@ -55,7 +55,7 @@ def widened(module: nn.Module, growth: float, convolutions: bool, method: str) -
         module: A chain of linear layers and convolutions; changed in place.
         growth: How many times as many units there is room for, up to `MOST_UNITS`.
         convolutions: Whether convolutions are allowed.
-        method: Who asks, for error messages.
+        method: Name of the method, for error messages.
     """
     names = _chain(module, convolutions, method)
     before = 0  # units of the layer before, and room for them
@@ -91,7 +91,7 @@ def widened(module: nn.Module, growth: float, convolutions: bool, method: str) -
 
 
 def _chain(module: nn.Module, convolutions: bool, method: str) -> list[str]:
-    """The names of the layers, in order; refuses what has no hidden units to be told apart."""
+    """The names of the layers, in order; refuses networks without hidden units."""
     names = []
     for name, part in module.named_modules():
         kind = type(part).__name__
@@ -215,7 +215,7 @@ def check_wide(method: str, task: Task, data: ClientData) -> None:
     """Try out on a few samples whether units can change places, and whether dead ones stay dead.
 
     Args:
-        method: Who asks.
+        method: Name of the method, for error messages.
         task: Of the wide network.
         data: Whose dataset the samples are taken from.
     """

@@ -120,7 +120,7 @@ def _input_moment(call: Call) -> Tensor:
 
 
 def _seeds(task: Task, logits: Tensor, y: Tensor, gradients: GradientKind, draws: Tensor) -> Iterator[Tensor]:
-    """Slopes at the logits, whose second moments add up to the curvature there: what backward passes start from."""
+    """Gradients at the logits, whose second moments add up to the curvature there: what backward passes start from."""
     if gradients == "empirical":
         with torch.enable_grad():
             outputs = logits.detach().requires_grad_()

@@ -7,9 +7,9 @@ convolution is linear in its patches.
 B of an adapter (`models/lora.py`) is such a layer, too, where A is frozen: its input is A times that of the layer.
 
 A network may hold other parameters, too: `Recording.rest` names those that belong to no plain layer. A layer is plain
-if it is an `nn.Linear` or `nn.Conv2d` whose computation nobody has changed (hooks, weight norm, parametrizations,
-groups, padding other than zeros), that is called once, and whose weights nobody else uses (tied weights, a weight used
-outside of its layer).
+if it is an `nn.Linear` or `nn.Conv2d` whose computation is unchanged (hooks, weight norm, parametrizations,
+groups, padding other than zeros), that is called once, and whose weights no other layer uses (tied weights, a weight
+used outside of its layer).
 """
 
 from collections.abc import Iterable, Mapping
@@ -72,7 +72,7 @@ class Recording(NamedTuple):
 def record(task: Task, weights: Weights, x: Tensor) -> Recording:
     """The plain layers of a network at work on these inputs, in the mode that the task's model is in.
 
-    Slopes at the layers follow by `torch.autograd.grad(..., [call.output for call in calls])`.
+    Gradients at the layers follow by `torch.autograd.grad(..., [call.output for call in calls])`.
     """
     trained = trained_layers(task)
     plain = {name: layer for name, layer in trained.items() if is_plain(layer)}
@@ -114,7 +114,7 @@ def trained_layers(task: Task) -> dict[str, nn.Module]:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is linear or convolutional, and nobody has changed how it works.
+    """Whether a layer is linear or convolutional, with its computation unchanged.
 
     Weights that are computed from others (weight norm, parametrizations) are not parameters of the layer itself.
     """
@@ -170,7 +170,7 @@ def input_rows(layer: Plain, inputs: Tensor) -> Tensor:
 
 
 def gradient_rows(layer: Plain, gradients: Tensor) -> Tensor:
-    """Slopes at a layer's outputs as a matrix, one row per place."""
+    """Gradients at a layer's outputs as a matrix, one row per place."""
     if isinstance(layer, nn.Conv2d):
         return gradients.flatten(2).transpose(1, 2).reshape(-1, gradients.shape[1])
     return gradients.reshape(-1, gradients.shape[-1])

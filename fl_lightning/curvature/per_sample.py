@@ -40,7 +40,7 @@ def squared_gradients(task: Task, weights: Weights, x: Inputs, y: Tensor, mask: 
         "per-sample gradients do not exist in a network with BatchNorm, whose samples depend on each other; "
         "use gradients of whole batches, or a model without BatchNorm",
     )
-    # The training step that follows draws the same dropout masks, whether or not somebody asks for squares.
+    # The training step that follows draws the same dropout masks, with squares or without.
     with streams.undisturbed():
         if mask is not None:  # hooks and autograd do not work under vmap
             return from_samples(task, weights, x, y, mask)

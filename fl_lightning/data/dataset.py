@@ -38,10 +38,10 @@ class Dataset:
         mean: Per channel, subtracted from byte inputs after scaling them to [0, 1].
         std: Per channel, divides after that.
         augment: Name of the augmentation of training batches (`fl_lightning.data.augment`).
-        owners: Who a training sample belongs to by nature (a writer, a hospital): numbers 0 .. n - 1, or None if the
+        owners: The owner of each training sample by nature (a writer, a hospital): numbers 0 .. n - 1, or None if the
             data name no clients.
-        validation: Indices of the training samples that belong to nobody and serve only to choose settings, or None.
-        client_tests: Indices of those training samples of each client on which nobody trains, because they are the
+        validation: Indices of the training samples that belong to no client and serve only to choose settings, or None.
+        client_tests: Indices of those samples of each client that are left out of training, because they are the
             client's own test set; None if clients have none.
         likelihood: What the model's outputs say of the targets: the task.
         vocabulary: How many different tokens there may be, where inputs are tokens; None takes the largest one.
@@ -99,7 +99,7 @@ class Dataset:
 
     def _check_tokens(self, name: str, x: Tensor) -> None:
         low, high = int(x.min()), int(x.max())
-        require(low >= 0, f"{name} must hold tokens from 0 on, got {low}; use .float() if they are no tokens")
+        require(low >= 0, f"{name} must hold tokens from 0 on, got {low}; use .float() for other inputs")
         require(
             self.vocabulary is None or high < self.vocabulary,
             f"{name} must hold tokens below vocabulary, {self.vocabulary}, got {high}; raise it",
@@ -228,7 +228,7 @@ def check_finite(name: str, x: Tensor) -> None:
     """Refuse what float32 cannot hold, block by block: of a mapped file, no copy is made."""
     size = max(1, BLOCK // max(1, x[0].numel()))
     for number, block in enumerate(torch.split(x, size)):
-        # Models compute in float32 unless told otherwise: a larger number becomes infinite there.
+        # Models compute in float32 by default: a larger number becomes infinite there.
         finite = block.abs() <= LARGEST if block.dtype == torch.float64 else block.isfinite()
         if not finite.all():
             row, *place = finite.logical_not().nonzero()[0].tolist()

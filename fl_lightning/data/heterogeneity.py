@@ -14,7 +14,7 @@ class Heterogeneity(NamedTuple):
         classes: Number of classes with at least one sample.
         entropy: Of the labels, -sum_k p_nk log2 p_nk in bits: 0 for one class, log2 K for K equally frequent ones.
         emd: Distance to the labels of all clients together, sum_k |p_nk - p_k|: 0 for the same mixture of classes,
-            towards 2 for classes that nobody else has (Zhao et al. 2018, Federated learning with non-IID data, who
+            towards 2 for classes that no other client has (Zhao et al. 2018, Federated learning with non-IID data, who
             call it earth mover's distance).
     """
 

@@ -103,13 +103,13 @@ def _clients(numbers: Sequence[int]) -> str:
 
 
 def _examples(data: ClientData) -> Inputs:
-    """The first inputs of the training set, whoever they belong to."""
+    """The first inputs of the training set, of any client."""
     few = min(EXAMPLES, len(data.dataset.train_y))
     return data.fetch(torch.arange(few, device=data.indices.device))[0]
 
 
 def _in_training(task: Task, x: Inputs) -> Tensor:
-    """The outputs in training mode, leaving no trace: neither in BatchNorm's statistics nor in the random stream."""
+    """The outputs in training mode; BatchNorm's statistics and the random stream stay unchanged."""
     was_training = task.model.training
     task.train()
     try:

@@ -1,4 +1,4 @@
-"""Who holds which training samples: seeded partitions of one labelled training set over N clients.
+"""The training samples of each client: seeded partitions of one labelled training set over N clients.
 
 Every sample of the (sub)set goes to exactly one client, for any number of classes. Counts are rounded by largest
 remainders, so that nothing is dropped. Clients may end up without data, unless `min_samples` forbids it.
@@ -68,8 +68,8 @@ class Split:
     """How the training set is divided among the clients.
 
     Attributes:
-        clients: Number of clients (N). For the partition "natural" it is the number of owners in the data: the default
-            takes it by itself, another number must be it.
+        clients: Number of clients (N). With the partition "natural" the default takes the number of owners in the data;
+            any other value must equal it.
         partition: "dirichlet": each class is spread over the clients by a draw from Dir(alpha); sizes differ too.
             "dirichlet_balanced": the same, but a client that holds its fair share gets no further class.
             "dirichlet_per_client": each client mixes the classes by its own draw from Dir(alpha), alpha for each class
@@ -88,7 +88,7 @@ class Split:
             taken before partitioning; for methods whose server has data. The same for every method at one seed.
         holdout_seed: Which draw of the holdout it is, for runs of every seed alike, as a network that was pretrained on
             it asks for. null draws it by the run's seed.
-        validation: Share of the training samples in use that belongs to nobody and serves only to choose settings:
+        validation: Share of the training samples in use that belongs to no client and serves only to choose settings:
             stratified, taken before partitioning, apart from the holdout. The same for every method at one seed; the
             server model's accuracy on it is GA_validation.
         test_subset: Share of the test set on which models are measured: stratified, the same for every seed. LA
@@ -101,11 +101,11 @@ class Split:
         feature_skew: How the inputs of clients differ, whatever the partition of labels. "noise": client n of N adds
             Gaussian noise of standard deviation skew_strength * n / N. "rotation": the images of each client are
             turned by an angle of its own, evenly spread from -skew_strength to skew_strength degrees.
-        drop_classes: Classes that nobody has: neither clients nor server train on them, and their test samples are not
-            part of the test set, but inputs of no known class (uncertainty.ood dropped_classes).
-        skew_strength: How much, for feature_skew alone. For noise in units of the inputs, where bytes count as 0 to 1;
+        drop_classes: Classes left out everywhere: neither clients nor server train on them, their test samples are not
+            part of the test set, but out-of-distribution inputs (uncertainty.ood dropped_classes).
+        skew_strength: Amount of feature_skew: for noise in units of the inputs, where bytes count as 0 to 1;
             for rotation in degrees.
-        client_test: Share of every client's samples that becomes its own test set, on which nobody trains: rounded,
+        client_test: Share of every client's samples that becomes its own test set, left out of training: rounded,
             with the client's mixture of classes, taken after partitioning; one sample at least stays for training.
     """
 
@@ -185,7 +185,7 @@ def partition(labels: Tensor, split: Split, seed: int, owners: Tensor | None = N
         labels: Of the training set.
         split: How to divide it.
         seed: The run's seed.
-        owners: Who each sample belongs to by nature, numbers 0 .. n - 1, if the data say so.
+        owners: The owner of each sample by nature, numbers 0 .. n - 1, if the data say so.
 
     >>> parts = partition(torch.tensor([0, 0, 1, 1, 2, 2]), Split(clients=2, partition="iid"), seed=0)
     >>> [len(part) for part in parts], sorted(torch.cat(parts).tolist())
@@ -234,7 +234,7 @@ def divide(labels: Tensor, split: Split, seed: int, owners: Tensor | None = None
 
 
 def counted(split: Split, owners: Tensor | None) -> Split:
-    """With the number of clients that the data have, where every owner is a client and nobody has counted them.
+    """With the number of clients that the data have, where every owner is a client and the setting is the default.
 
     >>> counted(Split(partition="natural"), torch.tensor([0, 2, 1, 2])).clients
     3
@@ -305,14 +305,14 @@ def subset_indices(labels: Tensor, share: float, seed: int = 0) -> Tensor:
 
 
 def in_use(labels: Tensor, split: Split) -> Array:
-    """The training samples that are used at all: the subset, without the classes that nobody has."""
+    """The training samples that are used at all: the subset, without the dropped classes."""
     chosen = subset_indices(labels, split.subset).numpy()
     remaining: Array = chosen if not split.drop_classes else chosen[remaining_classes(labels, split).numpy()[chosen]]
     return remaining
 
 
 def remaining_classes(labels: Tensor, split: Split) -> Tensor:
-    """Whether each sample is of a class that somebody has.
+    """Whether each sample is of a class that is in use.
 
     Raises:
         UserError: If a class does not exist, or none is left.

@@ -40,7 +40,7 @@ class Preparation:
         kinds: The type of each input, as torch calls it: uint8 are bytes, int64 tokens, the others numbers.
         mean: Per channel, subtracted from bytes after scaling them to [0, 1].
         std: Per channel, divides after that.
-        columns: Of a table, in order; empty where inputs are no table.
+        columns: Of a table, in order; empty for other inputs.
         targets: Columns of a regression, whose numbers were standardised; empty where they were not.
     """
 

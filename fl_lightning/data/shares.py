@@ -1,4 +1,4 @@
-"""Who holds which samples, for any number of clients: a client's share is made when it is needed.
+"""The samples of each client, for any number of clients: a client's share is made when it is needed.
 
 A part of each client's samples may be split off as its own test set.
 """
@@ -131,7 +131,7 @@ def client_test_sets(labels: Tensor, clients: Shares, share: float, seed: int) -
     numbers = np.minimum(np.floor(share * sizes + 0.5).astype(np.int64), np.maximum(sizes - 1, 0))
     require(
         bool(numbers.any()),
-        f"data.client_test {share:g} leaves nobody a test sample: the largest client has {sizes.max()} "
+        f"data.client_test {share:g} leaves no client a test sample: the largest client has {sizes.max()} "
         "samples; raise it, or lower data.clients",
     )
     rng = numpy_generator(seed, "client test")

@@ -381,7 +381,7 @@ def _padded_schedule(plans: Sequence[Plan]) -> Tensor:
 
 
 def _padded_choices(plans: Sequence[Plan], schedule: Tensor) -> Choices:
-    """The augmentation of every sample of the schedule, (steps, clients, batch, ...); any where there is no sample."""
+    """The augmentation of every sample of the schedule, (steps, clients, batch, ...); anything on padding."""
     own = [[plan.choices(epoch) for epoch in range(plan.num_epochs)] for plan in plans]
     padded = Choices(*(leaf.new_zeros(*schedule.shape, *leaf.shape[1:]) for leaf in own[0][0]))
     is_there = (schedule >= 0).cpu()

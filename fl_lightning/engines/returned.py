@@ -121,7 +121,7 @@ def observed(method: ObservesPath, statistics: Any, step: Step) -> Any:
 
 
 def check_traffic(method: Method, number: Any) -> None:
-    """Refuse what is no count of numbers."""
+    """Refuse anything but a count of numbers."""
     if not isinstance(number, int | float) or not 0 <= number < math.inf:
         raise wrong(method, "traffic", "how many numbers are sent, from 0 on", described(number))
 

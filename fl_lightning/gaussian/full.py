@@ -166,7 +166,7 @@ class Full(Gaussian, stored_as="fl_lightning.gaussian.full.Full"):
         return type(self)(self.mean, parts["matrix"], self.damping)
 
     def over_rounds(self, share: float, earlier: Self, earlier_share: float) -> Self:
-        # In place on a matrix that nobody else holds: copies would take gigabytes.
+        # In place on a private matrix: copies would take gigabytes.
         return self.with_parts({"matrix": self.matrix.mul_(share).add_(earlier.matrix, alpha=earlier_share)})
 
     def notes(self) -> dict[str, float]:

@@ -73,7 +73,7 @@ class Kron(Gaussian, stored_as="fl_lightning.gaussian.kron.Kron"):
 
     @classmethod
     def merged(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:
-        """With (G_n + gamma_G I) (x) (A_n + gamma_A I), or gamma I added to the whole if there is no gamma_G."""
+        """With (G_n + gamma_G I) (x) (A_n + gamma_A I), or gamma I added to the whole without gamma_G."""
         if merging.gradients is None:
             solved = cls._solved(
                 posteriors, weights, cls.common_damping(posteriors, weights, merging), (0.0, 0.0), merging.solver

@@ -36,7 +36,7 @@ def merged(posteriors: Sequence[Form], weights: Sequence[float], merging: Mergin
     """The server's posterior, with the damping doubled until its mean is within reach of the posteriors.
 
     ||mu - mu_A|| <= trust sqrt(sum_n ||mu_n - mu_A||^2), with mu_A their average: what a product could move by if all
-    posteriors differed from the average in directions of their own, and each were believed in its own. A product moves
+    posteriors differed from the average in directions of their own, and each had its way in its own. A product moves
     farther where the sum of the precisions is small but single ones disagree: in weights that the inputs seen so far
     hardly use, and the next round does.
     """

@@ -1,6 +1,6 @@
-"""A diagonal Gaussian with one of its factors taken out: what all others believe, EP's cavity.
+"""A diagonal Gaussian with one of its factors taken out: EP's cavity.
 
-A factor is a Gaussian function of the parameters up to a constant, of offsets from a point x_0 that everybody knows:
+A factor is a Gaussian function of the parameters up to a constant, of offsets from a common point x_0:
 t(theta) = exp(<v, theta - x_0> - 1/2 (theta - x_0)^T V (theta - x_0)). V may be negative: a factor is not always a
 density.
 """
@@ -74,7 +74,7 @@ def quotient(whole: Diagonal, gradient: Params, precision: Params, floor: float)
 
 
 def clips(whole: Params, precision: Params, floor: float) -> int:
-    """Where S - V lies below the floor by more than rounding: there the quotient is no density."""
+    """Where S - V lies below the floor by more than rounding: there the quotient is not a density."""
     total = 0
     for name, s in whole.items():
         rounding = 8 * torch.finfo(s.dtype).eps * s.double().abs()

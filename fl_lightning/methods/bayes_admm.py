@@ -18,9 +18,9 @@ Where the published code differs, or is wrong:
 - the predictions that it calls Bayesian sample from the global worker's optimiser, whose precision is never updated:
   from the initial precision, not from the learnt posterior;
 - its toy example and its training code have opposite signs of the dual; here eta_n grows towards the client's
-  likelihood, and is taken out of what the client is pulled to;
+  likelihood, and is taken out of the client's prior loss;
 - its random numbers are the same for every client and round; here every client, round and step has its own;
-- clients' step sizes go through one shared dictionary, so that everybody has the last client's;
+- clients' step sizes go through one shared dictionary, so that all have the last client's;
 - the mean runs over the clients of the round, the sum over all duals: partial participation is ours.
 """
 
@@ -68,10 +68,10 @@ class BayesADMM(Method, HasPosterior):
     """ADMM over Gaussian posteriors, each client trained by IVON against the server's and its own dual.
 
     Attributes:
-        rho: Weight of the pull towards the server's posterior; null is 1 / clients, exact for Gaussian likelihoods.
+        rho: Weight of the KL term towards the server's posterior; null is 1 / clients, exact for Gaussian likelihoods.
         damping: Share of a dual's step that is made.
         prior: Precision of the prior around the initial weights (delta_0), in units of a posterior over all samples.
-        temperature: Of the likelihood: curvatures are divided by it (T).
+        temperature: Temperature of the likelihood (T): curvatures are divided by it.
         curvature_start: IVON's curvature per sample before it has learnt any (h_0).
         gradient_decay: IVON's decay of the gradient's moving average (b1).
         curvature_decay: IVON's decay of the curvature's moving average (b2).

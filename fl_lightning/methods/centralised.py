@@ -53,7 +53,7 @@ class Centralised(Method, ServerData, CountsTraffic):
         return State(params)
 
     def gather(self, cohort: Cohort, data: Sequence[ClientData]) -> tuple[Cohort, Sequence[ClientData]]:
-        """The cohort's data as those of a single client; their order says nothing of who brought which."""
+        """The cohort's data as those of a single client; their order does not depend on the clients."""
         of_clients = torch.cat([data[n].indices for n in cohort.members]).sort().values
         indices = of_clients if self.on == "clients" else cohort.server.holdout.indices
         alone = cohort._replace(

@@ -56,7 +56,7 @@ class DataSharing(Method, ServerData):
             reports 0.5 and 1.
         weight_includes_shared: Weigh clients by their own and the received samples together, instead of by their own.
         stragglers: Leave clients that did not finish their epochs out of the average, as FedAvg does, or keep them.
-        warmup_epochs: Epochs of training on the server's data before the first round; 0 is no warm-up.
+        warmup_epochs: Epochs of training on the server's data before the first round; 0 skips them.
         warmup_lr: Learning rate of the warm-up.
         warmup_batch_size: Samples per step of the warm-up.
     """
@@ -73,7 +73,7 @@ class DataSharing(Method, ServerData):
     def __post_init__(self) -> None:
         require(0 <= self.share <= 1, f"method.share must lie in [0, 1], got {self.share}; 0 shares nothing")
         require(
-            self.warmup_epochs >= 0, f"method.warmup_epochs must be >= 0, got {self.warmup_epochs}; 0 is no warm-up"
+            self.warmup_epochs >= 0, f"method.warmup_epochs must be >= 0, got {self.warmup_epochs}; 0 skips the warm-up"
         )
         require(
             0 <= self.warmup_lr < float("inf"), f"method.warmup_lr must be a finite number >= 0, got {self.warmup_lr}"

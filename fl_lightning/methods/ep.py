@@ -1,7 +1,7 @@
 """Expectation propagation: the posterior is a product of Gaussian factors, one per client, each made anew in turn.
 
     q_S = N(mu_S, S_S^-1) ~ N(x_0, 1/prior) prod_n t_n          t_n: moment v_n, diagonal precision V_n; both start at 0
-    cavity     C_n = S_S - V_n,   c_n = mu_S + C_n^-1 (V_n (mu_S - x_0) - v_n)         what all others believe
+    cavity     C_n = S_S - V_n,   c_n = mu_S + C_n^-1 (V_n (mu_S - x_0) - v_n)         the prior and all other factors
     client     minimises L_n(theta) + (T / 2 m_n) (theta - c_n)^T C_n (theta - c_n) from mu_S, and finds y_n
     tilted     N(y_n, P_n^-1),   P_n = C_n + H_n                  H_n: curvature of the client's m_n samples, over T
     factors    V_n += rho (P_n - S_S),   v_n += rho (P_n (y_n - x_0) - S_S (mu_S - x_0))
@@ -10,9 +10,9 @@
 x_0 are the model's initial weights. Precisions are those of posteriors, sums over samples, unlike FOLA's means. How
 H_n is found is `inference`, what is remembered is `memory`:
 
-    ep    every client its own factor, as above
-    sep   nobody any: every t_n stands for the same share pi_n of the whole, q_S over the prior      (stochastic EP)
-    adf   nobody any: the cavity is q_S itself, so that data are counted once per round    (assumed density filtering)
+    ep    client n its own factor t_n, as above
+    sep   client none: every t_n stands for the same share pi_n of the whole, q_S over the prior      (stochastic EP)
+    adf   client none: the cavity is q_S itself, so that data are counted once per round    (assumed density filtering)
 
 Minka: Expectation Propagation for Approximate Bayesian Inference, UAI 2001. Guo, Greengard, Wang, Gelman, Kim, Xing:
 Federated Learning as Variational Inference: A Scalable Expectation Propagation Approach, ICLR 2023 (FedEP, FedSEP).
@@ -20,14 +20,14 @@ Ashman, Bui, Nguyen, Markou, Weller, Swaroop, Turner: Partitioned Variational In
 Swaroop, Khan, Doshi-Velez: Connecting Federated ADMM to Bayes, ICLR 2025 (FedLap-Cov: `inference laplace`).
 
 Where published codes differ, or are wrong:
-- FedEP's server and clients follow momentum optimisers of their own, so that the server is no product of the factors
-  and every cavity is wrong; here the server is computed from the factors in every round. Its start after 400 rounds of
-  FedAvg is left out, and its division by zero for two of its three tasks;
+- FedEP's server and clients follow momentum optimisers of their own, so that the server differs from the product of the
+  factors and every cavity is wrong; here the server is computed from the factors in every round. Its start after 400
+  rounds of FedAvg is left out, and its division by zero for two of its three tasks;
 - FedLap-Cov's code takes every client's curvature on CIFAR from the data of all clients;
 - stochastic EP without memory is written with the cavity q_S^(1 - pi_n), in which the prior fades from round to round;
   here the prior is taken out before q_S is shared;
 - the prior's mean is x_0 and not 0, so that round 1 starts at the initial weights;
-- the pull towards c_n is m/m_n times stronger for a small client, and SGD's step on it overshoots: `prior_step`
+- the gradient of the cavity is m/m_n times larger for a small client, and SGD's step on it overshoots: `prior_step`
   implicit solves for the step's end instead, which is stable however small the client is.
 """
 
@@ -151,15 +151,15 @@ class EP(Method, ObservesPath, HasPosterior):
             less the client's share (sep) or as it is (adf).
         damping: Share of a factor's change that is made (rho); null is 1 / clients in the round, as PVI and FedEP have.
         prior: Precision of the prior around the initial weights (delta_0), in units of a posterior over all samples.
-        temperature: Of the likelihood: curvatures are divided by it (T).
-        prior_step: How a step follows the pull of the others: implicit is stable however strong it is, explicit is
+        temperature: Temperature of the likelihood (T): curvatures are divided by it.
+        prior_step: How a step follows the cavity's gradient: implicit is stable however large it is, explicit is
             plain SGD.
         curvature: Laplace's Fisher at the end of training, or the mean along its path: a client that fits its few
             classes has hardly any curvature at the end.
         floor: Added to laplace's curvature, relative to its mean over all parameters; 0 is the plain Fisher.
-        scale: Curvature per sample of identity, and what samples are shrunk towards.
+        scale: Curvature per sample of identity, and the value that samples are shrunk towards.
         burn_in: Epochs before the first of the samples.
-        shrinkage: How far the variance of the samples is trusted against identity's (as FedPA's rho); 0 is identity.
+        shrinkage: Weight of the samples' variance against identity's (as FedPA's rho); 0 is identity.
         curvature_start: IVON's curvature per sample before it has learnt any (h_0).
         gradient_decay: IVON's decay of the gradient's moving average (b1).
         curvature_decay: IVON's decay of the curvature's moving average (b2).
@@ -347,7 +347,7 @@ class EP(Method, ObservesPath, HasPosterior):
         return diagonal_fisher(local.task, weights, local.data, "per_sample", None)
 
     def _factor(self, state: State, client: int, share: float) -> Factor:
-        """t_n, or what stands for it where nobody remembers any."""
+        """t_n, or what stands for it where clients remember none."""
         if isinstance(state.factors, ClientMemory):
             return state.factors[client]
         if self.memory == "adf":

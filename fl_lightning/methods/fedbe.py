@@ -66,10 +66,10 @@ class FedBE(Method, HasEnsemble):
         sampler: Where models are drawn from: a Gaussian as in the paper, the published code's Gaussian over normalised
             updates, or Dirichlet mixtures of the clients' models, without or with the clients' weights.
         samples: Number of sampled models in the ensemble (M).
-        concentration: Of the Dirichlet samplers (alpha); large values draw close to the average.
+        concentration: Concentration of the Dirichlet samplers (alpha); large values draw close to the average.
         mean_teaches: Whether the average of the clients' models is in the ensemble.
         clients_teach: Whether the clients' own models are in the ensemble.
-        temperature: Of the ensemble's predictions (T); below 1 sharpens them, 1 leaves them.
+        temperature: Temperature of the ensemble's predictions (T); below 1 they become sharper, 1 leaves them.
         server_epochs: Epochs of distillation on the held-out data; 0 is FedAvg.
         server_lr: Learning rate of the student.
         server_momentum: Momentum of the student.

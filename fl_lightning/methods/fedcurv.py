@@ -1,11 +1,11 @@
-"""FedCurv: every client is pulled towards the other clients' last models, where their data need it.
+"""FedCurv: a prior loss around the other clients' last models, weighted by their Fisher information.
 
     J_n(theta) = L_n(theta) + strength * sum_{j != n} (theta - theta_j)^T diag(u_j) (theta - theta_j)
                = L_n(theta) + strength * [<U - u_n, theta^2> - 2 <V - v_n, theta>] + constant
     u_n        = diagonal empirical Fisher of L_n at theta_n        v_n = u_n theta_n
     U          = sum_j u_j        V = sum_j v_j        theta_S <- sum_n p_n theta_n
 
-The sums run over the clients of the previous round and are not divided by their number, so a good strength shrinks as
+The sums run over the clients of the previous round and are not divided by their number, so a good lambda shrinks as
 clients are added.
 
 Shoham, Avidov, Keren, Israel, Benditkis, Mor-Yosef, Zeitak: Overcoming Forgetting in Federated Learning on Non-IID
@@ -13,9 +13,9 @@ Data, NeurIPS Workshop on Federated Learning for Data Privacy and Confidentialit
 
 The authors published no code. Where others' code differs from the paper, we follow the paper:
 - the Fisher is summed over all samples; OpenFL's code overwrites it, so that only the last minibatch counts;
-- the pull is towards the other clients' models and has a gradient; the script in FOLA's repository pulls towards the
+- the penalty has its centre at the other clients' models, and a gradient; in FOLA's repository the centre is the
   server's model with a penalty built from detached tensors, which therefore does nothing;
-- clients send theta_n and u_n, and the server forms v_n: the paper sends v_n too, which nobody needs.
+- clients send theta_n and u_n, and the server forms v_n: the paper sends v_n too, which is not needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ class Report(NamedTuple):
 class OthersPrecisions(Penalty):
     """P(theta) = strength * [<U', theta^2> - 2 <V', theta>]: many quadratics at once, up to a constant.
 
-    Not a `Quadratic`, whose centre V' / U' does not exist where nobody has any curvature.
+    Not a `Quadratic`, whose centre V' / U' does not exist where no client has curvature.
 
     Attributes:
         fisher: U' = U - u_n.
@@ -107,15 +107,15 @@ class OthersPrecisions(Penalty):
 
 @dataclass(frozen=True)
 class FedCurv(Method):
-    """Average of models, each trained with a pull towards the others' weighted by their diagonal Fisher.
+    """Average of models, each trained with a prior loss around the others', weighted by their diagonal Fisher.
 
     Attributes:
-        strength: Weight of the pull towards the other clients (lambda); 0 switches it off. The penalty is a sum over
+        strength: Weight of the prior loss (lambda); 0 switches it off. The penalty is a sum over
             clients, so retune it when their number changes.
         fisher: Squared gradients of single samples, as in the paper, or of minibatches, which are about B times
             smaller.
-        memory: Whose models pull: those of the clients of the last round, as in the paper, or the latest ones of all
-            clients that ever took part.
+        memory: Centres of the penalty: the models of the last round's clients, as in the paper, or the latest ones of
+            all clients that ever took part.
     """
 
     display_name: ClassVar[str] = "FedCurv"
@@ -145,7 +145,7 @@ class FedCurv(Method):
 
     def penalty(self, context: Context) -> Penalty | None:
         shared: Shared = context.shared
-        if self.strength == 0 or shared.round == 1:  # nobody has sent anything yet
+        if self.strength == 0 or shared.round == 1:  # no client has sent anything yet
             return None
         others = zip_map(torch.sub, shared.fisher, context.own.fisher)
         return OthersPrecisions(others, zip_map(torch.sub, shared.moment, context.own.moment), self.strength)
@@ -176,7 +176,7 @@ class FedCurv(Method):
         if next(others, None) is None:
             left = (zip_map(torch.sub, total, clients[n].fisher) for n in cohort.members)
             largest = max(float(flatten(one).max()) for one in left)
-        else:  # it is pulled by at most the whole sum, of terms that are not negative
+        else:  # its penalty has at most the whole sum, of terms that are not negative
             largest = float(flatten(total).max())
         return {"prior_stability": 2 * cohort.training.lr * self.strength * largest}
 
@@ -186,6 +186,6 @@ class FedCurv(Method):
 
 
 def _nothing(params: Params) -> tuple[ClientMemory[ClientTerms], RunningTotal[ClientTerms]]:
-    """The memory before anybody has sent anything, and its sum."""
+    """The memory before the first round, and its sum."""
     row = ClientTerms(zeros(params), zeros(params))
     return ClientMemory.blank(row), RunningTotal.without_rows(row)

@@ -14,12 +14,12 @@ minimum of the objective. Until then the server steps further than the mean: in 
 A client remembers s_n = g_n / alpha, which is minus the sum of its own steps, and the server h / alpha.
 
 Where published codes differ:
-- for an objective weighted by samples, the published code keeps plain means and gives client n the strength
-  alpha / (N q_n). The minimum is the same, but the pull depends on what others have, and a client with few samples
+- for an objective weighted by samples, the published code keeps plain means and gives client n the weight
+  alpha / (N q_n). The minimum is the same, but the penalty depends on what others have, and a client with few samples
   feels one so strong that its steps overshoot (with a hundredth of the mean size, a hundred times as strong);
 - the published code trains from x and tests the mean of the clients' models instead (`measured mean`); that is the
   better model in early rounds, where x overshoots, and not the one that the method is about;
-- bayes-admm (ICLR 2026) compares with a FedDyn whose quadratic term is the norm without the square, which pulls with
+- bayes-admm (ICLR 2026) compares with a FedDyn whose quadratic term is the norm without the square, which acts with
   constant force.
 """
 
@@ -64,8 +64,8 @@ class FedDyn(Method):
     """Dynamic regularisation: a linear and a quadratic penalty that make the clients' minima meet at that of all.
 
     Attributes:
-        strength: Of the regulariser (alpha). There is no value for all problems: the paper searches 0.001, 0.01 and
-            0.1.
+        strength: Weight of the regulariser (alpha). Good values differ between problems: the paper searches 0.001, 0.01
+            and 0.1.
         measured: Which model counts as the result: the server's own (x), at which clients start, or the mean of the
             clients' models, which the published code tests.
     """
@@ -86,7 +86,7 @@ class FedDyn(Method):
         return Context(self._start(state), own=state.clients.stacked(cohort.members))
 
     def penalty(self, context: Context) -> Penalty:
-        # -<g_n, theta> + alpha/2 ||theta - x||^2 is, up to a constant, a pull towards x + g_n / alpha.
+        # -<g_n, theta> + alpha/2 ||theta - x||^2 is, up to a constant, a quadratic around x + g_n / alpha.
         return Quadratic(zip_map(torch.add, context.start, context.own), float(self.strength))
 
     def report(self, local: Local, context: Context) -> Report:

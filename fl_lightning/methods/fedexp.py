@@ -41,7 +41,7 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True)
 class FedExP(Method):
-    """Extrapolate: the server steps further than the mean of the models where clients pull apart.
+    """Extrapolate: the server steps further than the mean of the models where clients' updates disagree.
 
     Attributes:
         epsilon: Keeps the step finite where the clients' updates cancel (epsilon); in units of a squared update.
@@ -71,7 +71,7 @@ class FedExP(Method):
         newest = average(start, models, cohort.weights, self._rate(start, cohort, reports))
         if not self.average_last:
             return State(newest, {})
-        if cohort.round == 1:  # there is no earlier model that anybody has trained
+        if cohort.round == 1:  # no client has trained an earlier model
             return State(dict(newest), newest)
         return State(zip_map(lambda a, b: ((a.double() + b.double()) / 2).to(a.dtype), newest, start), newest)
 

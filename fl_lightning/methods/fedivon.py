@@ -5,7 +5,7 @@
     server    mu_S <- sum_n p_n (h_n + delta) mu_n / sum_n p_n (h_n + delta)        h_S <- sum_n p_n h_n
 
 The server's line is FOLA's product; what differs is where precisions come from: the variational rule learns them on the
-way instead of squaring gradients. Clients remember nothing, and nobody is pulled to the server's posterior.
+way instead of squaring gradients. Clients remember nothing, and have no prior loss.
 
 Pal, Gupta, Sarwar, Rai: Federated Learning with Uncertainty and Personalization via Efficient Second-order
 Optimization, TMLR 2025.
@@ -59,7 +59,7 @@ class FedIvon(Method, HasPosterior):
 
     Attributes:
         prior: Precision of the prior around zero, per sample (delta): IVON's weight decay.
-        temperature: Of the likelihood: a client counts m_n / T samples.
+        temperature: Temperature of the likelihood (T): a client counts m_n / T samples.
         curvature_start: IVON's curvature per sample before the first round (h_0).
         gradient_decay: IVON's decay of the gradient's moving average (b1).
         curvature_decay: IVON's decay of the curvature's moving average (b2).

@@ -14,8 +14,8 @@ What we chose:
   added up, which is exact for one client and oversteps by about |S| for clients that agree;
 - the objective is a sum over samples by its nature, so that `federation.weighting` has no effect.
 
-bayes-admm, the authors' later code, has the norm without the square, so that its FedLap pulls with constant force; it
-also gives every client the step size of the last one, and reseeds every client and round alike.
+bayes-admm, the authors' later code, has the norm without the square, so that its FedLap has a gradient of constant
+length; it also gives every client the step size of the last one, and reseeds every client and round alike.
 """
 
 from collections.abc import Sequence
@@ -59,8 +59,8 @@ class FedLap(Method):
     """Laplace with fixed covariance: clients hold shares of the model, which the server adds to the prior's mean.
 
     Attributes:
-        strength: Precision of the prior (delta), against the sum over all samples: clients feel delta / m_n. The
-            authors have 1 on MNIST and 20 on CIFAR-10.
+        strength: Precision of the prior (delta), against the sum over all samples: a client's weight is delta / m_n.
+            The authors have 1 on MNIST and 20 on CIFAR-10.
         damping: How much of its step a client's share takes (rho); null is 1/|S|, one over the clients of the round.
     """
 
@@ -124,7 +124,7 @@ class FedLap(Method):
         return Traits(overshoot_advice=SOFTER)
 
     def _stiffness(self, cohort: Cohort) -> list[float]:
-        """The pull delta / m_n that every member feels."""
+        """The weight delta / m_n of every member's prior loss."""
         return [self.strength / cohort.server.sizes[n] for n in cohort.members]
 
 

@@ -66,7 +66,7 @@ class FedNova(Method):
 
     Attributes:
         tau_eff: Effective steps of the server (tau_eff): mean or min of the clients' normalisers |a_n|_1, or a number.
-        mu: Strength of the proximal term in the local solver (mu); 0 is none. Not together with training.momentum.
+        mu: Weight of the proximal term in the local solver (mu); 0 is none. Not together with training.momentum.
         server_momentum: Momentum of the server's steps (gmf in the published code); 0 is none.
     """
 

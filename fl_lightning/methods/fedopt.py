@@ -78,12 +78,12 @@ class FedOpt(Method):
     """An optimiser of the server, SGD, Adagrad, Adam or Yogi, follows the clients' mean update.
 
     Attributes:
-        optimiser: Of the server. sgd has one step size for all parameters, the others one for each: a parameter that
-            clients change little steps as far as one that they change much.
+        optimiser: Optimiser of the server. sgd has one step size for all parameters, the others one for each: a
+            parameter that clients change little steps as far as one that they change much.
         server_lr: Step size of the server (eta_s). For sgd 1 takes the mean of the models. For the others it is about
-            how far a weight moves in a round, so that it wants tuning together with training.lr.
-        server_momentum: How much of the earlier updates stays (beta_1); 0 has none.
-        beta2: How much of the earlier squares adam and yogi keep (beta_2).
+            how far a weight moves in a round, so tune it together with training.lr.
+        server_momentum: Decay rate of the momentum (beta_1); 0 switches it off.
+        beta2: Decay rate of the squared updates in adam and yogi (beta_2).
         tau: Degree of adaptivity (tau): parameters whose updates are much smaller step in proportion to them, as with
             sgd.
         second_moment: Where v starts: at tau^2 as in the paper, or at zero as in Keras.

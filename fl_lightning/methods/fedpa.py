@@ -61,7 +61,7 @@ class FedPA(Method, ObservesPath):
 
     Attributes:
         burn_in: Local epochs before the first sample; the others give the samples (l = E - burn_in).
-        shrinkage: How far the covariance of the samples is trusted against the identity (rho); 0 is the identity, that
+        shrinkage: Weight of the samples' covariance against the identity (rho); 0 is the identity, that
             is, the plain mean of the samples. With many samples a large value means large steps, up to
             1 + (l - 1) rho times the plain one.
         window: Steps that are averaged to one sample; null averages every epoch.

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a pull towards the server's model, and stragglers that count.
+"""FedProx: FedAvg with a proximal term around the server's model, and stragglers that count.
 
     J_n(theta) = L_n(theta) + (mu / 2) ||theta - theta_S||^2        theta_S <- sum_n p_n theta_n
 
@@ -9,9 +9,9 @@ Where the paper and published codes disagree:
   pi_n and takes the plain mean;
 - the norm is squared and covers every parameter; FOLA's text prints it without the square, FedBE's code uses it so and
   on tensors named "weight" only;
-- the pull has a real gradient; in FOLA's code it is built from detached tensors, so that mu is inert;
-- with momentum the pull of each step enters the velocity once; FedNova's code adds it into the buffer in place, where
-  it piles up.
+- the proximal term has a real gradient; in FOLA's code it is built from detached tensors, so that mu is inert;
+- with momentum the gradient of each step's proximal term enters the velocity once; FedNova's code adds it into the
+  buffer in place, where it piles up.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class FedProx(Method):
     """FedAvg with a proximal term; clients that did not finish their epochs are kept.
 
     Attributes:
-        mu: Strength of the pull towards the server's model (mu); 0 switches it off. There is no value for all problems:
+        mu: Weight of the proximal term around the server's model (mu); 0 switches it off. Good values differ:
             the paper searches 0.001, 0.01, 0.1 and 1.
     """
 

@@ -12,11 +12,11 @@ Liu, Jiang, Zheng, Chen, Qi, Huang, Shao: A Bayesian Federated Learning Framewor
 TPAMI 2023.
 
 Where the paper's equations, its algorithm and its published code disagree, the defaults are:
-- the prior loss has a real gradient: the published code builds it from detached tensors, so that its strength is inert
+- the prior loss has a real gradient: the published code builds it from detached tensors, so that lambda is inert
   (`detached_prior` emulates that);
 - squared minibatch gradients, as algorithm and code do: they cost nothing, but are about B times smaller than the
   per-sample squares of the equations (`fisher`);
-- the mean over steps, as in the equations: a sum changes the scale of strength and damping with E or the number of
+- the mean over steps, as in the equations: a sum changes the scale of lambda and damping with E or the number of
   steps (`normalisation`);
 - Lambda_S starts at zero and gamma is added only where it is used: any initial value is erased in round 1, because
   (r - 1)/r = 0;
@@ -24,7 +24,7 @@ Where the paper's equations, its algorithm and its published code disagree, the 
   alone, as in the code, it shrinks every weight in every round (`damping_place`);
 - gamma is relative to the mean precision, because the scale of the Fisher depends on model, batch size and data
   (`damping_mode`);
-- gamma is no part of the prior loss: it would be a FedProx term of strength * gamma (`damping_in_prior`).
+- gamma stays out of the prior loss: it would be a FedProx term of strength * gamma (`damping_in_prior`).
 
 With `curvature_form` full, F_n and Lambda_n are d x d matrices, F_n = (1/E) sum_t (b_t / m_n) C(theta_t; batch_t) with
 C the Hessian of softmax regression, or the Gauss-Newton matrix of another network, and the server solves
@@ -48,8 +48,8 @@ does. With control variates c_n and c = sum_n q_n c_n (`control_variates.py`), t
     c_n       <- (1/K_n) sum_t g_t                       limited, see `control_variates.limited`
     mu_S      <- mu_S + sum_n p_n (mu_n - mu_S)          r > 1; in round 1 the product
 
-Each client then aims at the optimum of all: precisions, which say whose optimum to believe where, weigh the models in
-round 1 alone. On quadratic losses the optimum of all, with its gradients, is a fixed point for every strength, which it
+Each client then aims at the optimum of all: precisions, which weigh the clients' own optima, act on the models in
+round 1 alone. On quadratic losses the optimum of all, with its gradients, is a fixed point for every lambda, which it
 is not without the cavity. With strength 0 the path says what c_n is, c_n - c + (mu_S - mu_n) / (K_n lr), and with
 aggregation average and no limit this is SCAFFOLD.
 
@@ -120,7 +120,8 @@ def backtracked(local: Local, start: Params, penalty: Penalty | None) -> Params:
 
     J_n is what the client has trained on: the mean loss of all its samples, in evaluation mode and without
     augmentation, and its penalty. With a cavity's correction added the last steps of a round may leave a client far
-    up: the others' pull does not end where its own loss saturates. A client that goes downhill, as on a quadratic loss,
+    up: the others' gradient does not end where its own loss saturates. A client that goes downhill, as on a quadratic
+        loss,
     is left as it is. Running statistics, as BatchNorm has, belong to one end of the way: such networks are refused.
 
     Raises:
@@ -192,12 +193,12 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
         curvature: Curvature accumulated along the local path and over the rounds (online), or taken once at its end
             (offline; then without memory of earlier rounds). The forms by layers take it at the end in both cases.
         fisher: Squared gradients of minibatches, or of single samples; where a diagonal is measured.
-        curvature_form: Precision as a diagonal (Fisher); by layers: of their inputs (inputs), of inputs and slopes
+        curvature_form: Precision as a diagonal (Fisher); by layers: of their inputs (inputs), of inputs and gradients
             (kron), or of the last layer alone (last_layer); as a full matrix (Hessian or Gauss-Newton); or e_full, the
             eigenvalues of the full one used as a diagonal. A full matrix takes memory with the square of the model.
         eigen_order: Which eigenvalue e_full gives to which parameter: in ascending order, as eigensolvers return them,
             or rank_matched, the largest to the parameter with the largest curvature.
-        slopes: What the slopes of kron are taken of: all classes weighted by their probabilities (exact), one label
+        slopes: Labels of kron's gradients: all classes weighted by their probabilities (exact), one label
             drawn from the predictions, or the sample's own label (empirical); auto is exact up to ten classes, else
             sampled.
         first_layer: Whether inputs and kron treat the first layer like the others, or average it, so that no second
@@ -208,8 +209,8 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
         prior: Prior loss of the forms by layers with the diagonal of their precision, or exact, which costs more than
             the training step itself.
         damping: Added to every precision where posteriors are multiplied (gamma). For kron to the factor of the inputs.
-        damping_slopes: Added to kron's factor of the slopes in the same units; null adds damping to the whole product
-            of the factors instead.
+        damping_slopes: Added to kron's factor of the gradients in the same units; null adds damping to the whole
+            product of the factors instead.
         damping_mode: Damping relative to the mean precision (by layers: of the layer), or absolute.
         damping_place: Damping in numerator and denominator of the product, or, as in the published code, in the
             denominator only.
@@ -219,12 +220,12 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
         round_scaling: Lambda_n = F/r + (r-1)/r Lambda_S (paper), or F + Lambda_S with 1/r in the prior loss (code).
         detached_prior: Emulate the published code, whose prior loss has no gradient.
         cavity: From round 2 on, correct each client by what the others' losses do and its own does not, and average.
-        cavity_limit: How many times as far from the mean as the others' a client's control variate may be; null is no
-            limit.
+        cavity_limit: Largest distance of a client's control variate from the mean, in units of the others' distances;
+            null sets no limit.
         trust: How far from the average a product may go, in units of the clients' own distances from it; null is any
             distance.
-        backtracking: Whether a client that ends a round with a higher loss (prior and cavity included) than it began
-            with goes back by halves; two more forward passes over its data, up to eight if it goes back.
+        backtracking: Whether a client whose loss (prior and cavity included) rose in a round goes back by halves; two
+            more forward passes over its data, up to eight if it goes back.
     """
 
     display_name: ClassVar[str] = "FOLA extended"
@@ -299,7 +300,7 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
 
     def penalty(self, context: Context) -> Penalty | None:
         own = self._prior_loss(context)
-        if not self.cavity or context.shared.round == 1:  # all variates are still equal
+        if not self.cavity or context.shared.round == 1:  # all control variates are still equal
             return own
         others = Linear(zip_map(torch.sub, context.shared.control, context.own))
         return others if own is None else Sum(others, own)
@@ -421,7 +422,7 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
 
     @property
     def _sums_gradients(self) -> bool:
-        """Whether the path alone does not say what c_n is, since the prior has pulled, too."""
+        """Whether c_n needs more than the path, since the prior's gradient acted, too."""
         return self.cavity and self.strength > 0 and not self.detached_prior
 
     @property

@@ -166,8 +166,8 @@ class Virtual(EP):
     train by IVON instead of Bayes by backprop; T stands for the weight of the KL term; factors add up without weights
     pi_n, and each moves by 1 / clients of the round. Errors of the code that are not emulated: its KL uses one
     Gaussian's precision for the other's mean; its damping is 1 - server_lr, so that a step is s (1 - s) and none at s =
-    1; with server_lr other than 1 its server is no product of the factors; the scale of its prior is ignored by its
-    natural layers; precisions below 1e-6 become 0 and are divided by.
+    1; with server_lr other than 1 its server differs from the product of the factors; the scale of its prior is ignored
+    by its natural layers; precisions below 1e-6 become 0 and are divided by.
 
     A preset of `ep`, which says where published codes differ.
     """
@@ -263,11 +263,11 @@ class FedFisher(FolaExtended):
 
     Jhunjhunwala, Wang, Joshi: FedFisher: Leveraging Fisher Information for One-Shot Federated Learning, AISTATS 2024.
 
-    A preset of `fola_extended`: Kronecker factors G_n of slopes and A_n of inputs at the end of training, without prior
-    loss and memory; the diagonal variant of the paper is `fisher_merging`. Solved exactly by conjugate gradients; the
-    published code takes 2,000 steps of an Adam-like iteration and chooses among them by accuracy on 500 pooled training
-    samples. It also aggregates outside the loop over rounds, so that more rounds train again from the same model, and
-    has one partition for all seeds.
+    A preset of `fola_extended`: Kronecker factors G_n of gradients and A_n of inputs at the end of training, without
+    prior loss and memory; the diagonal variant of the paper is `fisher_merging`. Solved exactly by conjugate gradients;
+    the published code takes 2,000 steps of an Adam-like iteration and chooses among them by accuracy on 500 pooled
+    training samples. It also aggregates outside the loop over rounds, so that more rounds train again from the same
+    model, and has one partition for all seeds.
     """
 
     display_name: ClassVar[str] = "FedFisher"

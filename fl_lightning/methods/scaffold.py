@@ -10,18 +10,18 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled 
 ICML 2020.
 
 Where published codes disagree with the paper, the defaults are:
-- all variates start at zero, as in the paper; NIID-Bench starts them at the weights of a random network
-  (`niid_bench_init` emulates that). All its variates start equal and every client's first report replaces its own, so
-  that start acts only where some clients have not taken part yet: at full participation it cancels;
+- all control variates start at zero, as in the paper; NIID-Bench starts them at the weights of a random network
+  (`niid_bench_init` emulates that). All its control variates start equal and every client's first report replaces its
+  own, so that start acts only where some clients have not taken part yet: at full participation it cancels;
 - q_n follows `federation.weighting` like p_n does: uniform is the paper's method, by samples fits an objective weighted
   by samples; NIID-Bench mixes the two, which biases the correction;
 - only parameters are corrected; NIID-Bench corrects BatchNorm's statistics too;
 - K_n is what the client really did, also if it is a straggler; PFLlib uses the nominal number of epochs;
-- momentum and clipping are refused: with them (x - y_n) / (K_n lr) is no mean gradient, and the engine would put the
+- momentum and clipping are refused: with them (x - y_n) / (K_n lr) is not a mean gradient, and the engine would put the
   correction into the buffer, or clip it;
 - with a schedule, K_n lr is the sum of the learning rates of the K_n steps;
-- adam and adamw go with option I alone, whose variates are gradients however the client steps; the correction is part
-  of the gradient that they see.
+- adam and adamw go with option I alone, whose control variates are gradients however the client steps; the correction
+  is part of the gradient that they see.
 """
 
 from collections.abc import Sequence
@@ -70,10 +70,10 @@ class Scaffold(Method, ServerData):
     """Correct client drift by control variates, estimates of each client's gradient and of the mean.
 
     Attributes:
-        option: How a client renews its variate: I takes the gradient of all its data at the server's model, II the
-            mean gradient along its path, which costs nothing.
+        option: How a client renews its control variate: I takes the gradient of all its data at the server's model, II
+            the mean gradient along its path, which costs nothing.
         server_lr: Step size of the server (eta_s, eta_g); 1 takes the mean of the models.
-        niid_bench_init: Emulate NIID-Bench, whose variates start at random network weights instead of zero.
+        niid_bench_init: Emulate NIID-Bench, whose control variates start at random network weights instead of zero.
     """
 
     display_name: ClassVar[str] = "SCAFFOLD"
@@ -121,7 +121,7 @@ class Scaffold(Method, ServerData):
 
     def penalty(self, context: Context) -> Penalty | None:
         shared: Shared = context.shared
-        if shared.round == 1:  # all variates are still equal: no correction, exactly
+        if shared.round == 1:  # all control variates are still equal: no correction, exactly
             return None
         return Linear(zip_map(torch.sub, shared.control, context.own))
 

@@ -32,7 +32,7 @@ class Metric(NamedTuple):
         name: In rounds, files and MLflow.
         due: When it is measured.
         column: The heading in tables; without one, its name.
-        axis: What an axis says; empty if no figure shows it.
+        axis: Label of an axis; empty if no figure shows it.
         percent: Whether tables and axes show it in percent.
     """
 

@@ -102,7 +102,7 @@ def read(folder: Path) -> Arrays:
 
 
 def _picture(posterior: Gaussian) -> Arrays:
-    if isinstance(posterior, Full):  # without damping, which is no curvature
+    if isinstance(posterior, Full):  # without damping, which does not belong to the curvature
         return {"precision": _normalised(posterior.matrix, posterior.matrix[:PICTURE, :PICTURE])}
     if isinstance(posterior, Diagonal):
         values = flatten(posterior.precision)

@@ -3,10 +3,10 @@
 GA is the test accuracy of the aggregated model. LA = sum_n p_n (accuracy of client n's model on the global test set),
 after local training and before aggregation; with all clients taking part, p_n = pi_n. Of tasks other than
 classification, the metric of the likelihood stands for accuracy, such as R2, and others (RMSE, F1) go by their names.
-NLL, Brier and ECE say how far the aggregated model's probabilities can be trusted
-(`metrics.uncertainty.calibration`); without classes there are no Brier and ECE. GA_validation is the accuracy
-of the aggregated model on training samples that belong to nobody (`data.validation`), if there are any. AE and LF are
-the distances from a reference posterior for which GA and LA stand; see `fl_lightning.metrics.reference`. PA is the
+NLL, Brier and ECE measure the calibration of the aggregated model's probabilities
+(`metrics.uncertainty.calibration`); without classes they are left out. GA_validation is the accuracy
+of the aggregated model on training samples that belong to no client (`data.validation`), if there are any. AE and LF
+are the distances from a reference posterior for which GA and LA stand; see `fl_lightning.metrics.reference`. PA is the
 accuracy on the clients' own test sets (`data.client_test`):
 
     PA_before = 1/n sum_n (accuracy of theta_S on client n's test set), theta_S as the round begins
@@ -66,7 +66,7 @@ class ClientEvaluator:
         task: Model and likelihood.
         reference: The posterior from which models are a distance apart, if there is one.
         evaluation: In which rounds, and on how many samples.
-        rounds: Of the run; the last one is always measured. 0 if nobody knows.
+        rounds: Of the run; the last one is always measured. 0 if unknown.
     """
 
     task: Task
@@ -113,7 +113,7 @@ def measure(
         record: The round.
         reference: A posterior, for AE and LF.
         evaluation: In which rounds, and on how many samples.
-        rounds: Of the run; the last one is always measured. 0 if nobody knows.
+        rounds: Of the run; the last one is always measured. 0 if unknown.
     """
     start, task = time.perf_counter(), task_of(method, task)
     due = evaluation.is_due(record.round, rounds)
@@ -257,7 +257,7 @@ def user_metrics_of(task: Task, dataset: Dataset) -> frozenset[str]:
     """The names of what a LightningModule's evaluation logs, tried out before training on a few test samples.
 
     Raises:
-        UserError: If it asks for what there is not where models are judged.
+        UserError: If it asks for something that evaluation does not offer.
     """
     if task.step is None:
         return frozenset()
@@ -268,7 +268,7 @@ def user_metrics_of(task: Task, dataset: Dataset) -> frozenset[str]:
 
 
 def _validation(task: Task, server: Weights, dataset: Dataset) -> dict[str, float]:
-    """Of the server's model alone: nobody chooses by the clients'."""
+    """Of the server's model alone; settings are not chosen by the clients' models."""
     if dataset.validation is None:
         return {}
     return {"GA_validation": score_at(task, server, dataset, dataset.validation).accuracy}
@@ -294,7 +294,7 @@ def _client_tests(task: Task, dataset: Dataset, record: RoundRecord) -> tuple[di
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Mean, worst tenth and spread over clients, by the ending of their names; nothing of nobody.
+    """Mean, worst tenth and spread over clients, by the ending of their names; empty without clients.
 
     >>> summary([0.5, 1.0])
     {'': 0.75, '_worst': 0.5, '_std': 0.25}

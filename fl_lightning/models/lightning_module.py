@@ -1,7 +1,7 @@
 """A LightningModule as a model: its own training step, optimisers and metrics.
 
 A module that was written for Lightning alone is trained by its `training_step`, to whose loss the method's penalty is
-added, and by the optimiser of its `configure_optimizers`. Its `forward` is what models are judged by. The Lightning
+added, and by the optimiser of its `configure_optimizers`. Its `forward` is what the evaluator calls. The Lightning
 engine hands the module to a Trainer, with all that it does by itself; the functional engine calls `training_step` as a
 function of parameters and batch, and says in one line where it is none.
 """
@@ -33,7 +33,7 @@ HOOKS = (
 
 
 def user_step(module: nn.Module) -> "UserStep | None":
-    """What a LightningModule does by itself; None of a plain network, or of one without a `training_step`."""
+    """The training of a LightningModule; None of a plain network, or of one without a `training_step`."""
     cls: Any = type(module)
     base = _lightning_base(cls)
     if base is None or cls.training_step is base.training_step:
@@ -63,7 +63,7 @@ class UserStep:
         )
         require(
             type(module).forward is not base.forward,
-            f"{self.name} has no forward, by which models are judged; add one that maps a batch of inputs to outputs "
+            f"{self.name} has no forward, which the evaluator calls; add one that maps a batch of inputs to outputs "
             "such as logits",
         )
         # Its number in the epoch follows a batch, if a step wants it.
@@ -203,7 +203,7 @@ class UserStep:
 
 
 class _Logs:
-    """What a module logs while it is judged.
+    """What a module logs while it is evaluated.
 
     Attributes:
         size: How many samples a number stands for.
@@ -238,7 +238,7 @@ class _Logs:
 
 
 class _Steps(nn.Module):
-    """A module whose forward is one of the user's steps, as torch.func wants it."""
+    """A module whose forward is one of the user's steps, as torch.func takes it."""
 
     def __init__(self, step: UserStep) -> None:
         super().__init__()
@@ -262,12 +262,12 @@ class _NoTrainer:
             raise AttributeError(asked)
         if self._evaluated:
             raise UserError(
-                f"{self._evaluated} asks its Trainer for {asked}, but the aggregated model is judged after a round, "
+                f"{self._evaluated} asks its Trainer for {asked}, but the aggregated model is evaluated after a round, "
                 "when no Trainer is at work; log there only what follows from weights and batch"
             )
         raise UserError(
-            f"{self._name} asks its Trainer for {asked} while it trains, so that its step is no function of parameters "
-            "and batch alone; use --engine lightning"
+            f"{self._name} asks its Trainer for {asked} while it trains, so that its step depends on more than "
+            "parameters and batch; use --engine lightning"
         )
 
 
@@ -280,7 +280,7 @@ def _trainer_of(module: Any) -> Any:
 
 
 def _facts(kind: str) -> dict[str, Any]:
-    """What a module may ask its Trainer for while it is judged, as a Trainer says it that has not trained."""
+    """What a module may ask its Trainer for during evaluation, as an untrained Trainer answers."""
     return {
         **{"current_epoch": 0, "global_step": 0, "sanity_checking": False, "training": False, "fast_dev_run": False},
         **{"validating": kind == "validation", "testing": kind == "test", "predicting": False, "barebones": False},

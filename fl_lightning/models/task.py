@@ -58,10 +58,10 @@ class Task:
             labels given logits, with torch's `reduction` argument: its curvature at the outputs is then not known.
         mixed: The shorter type in which training computes the network (bfloat16 or float16), if it does.
         still: Names of modules that compute in evaluation mode, also in training, because nothing in them or before
-            them is trained. Their buffers do not count as weights.
+            them is trained. Their buffers do not belong to the weights.
 
     Attributes:
-        step: What a LightningModule does by itself: its `training_step` is then the loss. None of other networks.
+        step: The training of a LightningModule: its `training_step` is then the loss. None of other networks.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Task:
         """The task whose model is made from this one's, at its initial weights; made once for each owner.
 
         Args:
-            owner: Who asks, such as a method with its settings.
+            owner: The asking part, such as a method with its settings.
             network: Makes the module that is really trained from a copy of the model; the same every time.
         """
         if owner not in self._networks:
@@ -100,7 +100,7 @@ class Task:
             )
             plain = Task(deepcopy(self.model), self.likelihood)
             plain.load(self.initial)
-            with streams.global_noise(0, "network"):  # a layer that is made draws weights, even if nobody uses them
+            with streams.global_noise(0, "network"):  # a layer that is made draws weights, even unused ones
                 module = network(plain.model).to(self.device, self.dtype)
             made = Task(module, self.likelihood, self.mixed)
             made._networks = self._networks  # so that the task of a network is also its own

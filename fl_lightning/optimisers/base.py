@@ -41,7 +41,7 @@ class LocalOptimiser(ABC):
 
     @property
     def draws(self) -> bool:
-        """Whether it wants noise: a standard normal number per parameter and step."""
+        """Whether it needs noise: a standard normal number per parameter and step."""
         return False
 
     def init(self, params: Params) -> Any:

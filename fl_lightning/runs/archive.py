@@ -35,7 +35,7 @@ from fl_lightning.system.atomic import write_atomically
 
 # Of the machine and the store where a run was computed.
 LOCAL_TAGS = (FOLDER_TAG, PARENT_TAG)
-# No run has more to say; a larger entry is no run's.
+# Entries of real runs are smaller; a larger one is refused.
 LARGEST = 256 * 2**20
 REMEDY = "give a file that `fl-lightning runs export` has written"
 # The same runs make the same file.
@@ -69,7 +69,7 @@ def pack(folders: Iterable[Path], file: Path) -> int:
 
 
 def unpack(file: Path, out: Path) -> Unpacked:
-    """Put the runs of an archive beside those that are here, and tell the store of them.
+    """Put the runs of an archive beside those that are here, and add them to the store.
 
     A run that has ended here stays as it is. All entries are looked at before the first is written.
 

@@ -85,7 +85,7 @@ def read(folder: Path, identity: str, template: Snapshot) -> Snapshot | None:
 
     Args:
         folder: The run's folder.
-        identity: Of the configuration that wants to go on.
+        identity: Of the configuration to resume.
         template: The state before round 1, whose structure and shapes the checkpoint must have.
 
     Raises:
@@ -121,7 +121,7 @@ def read_parts(folder: Path) -> Parts:
     """The model of a saved run, whatever its method.
 
     Raises:
-        UserError: If there is no readable checkpoint.
+        UserError: If no checkpoint can be read.
     """
     path = _existing(folder)
     try:

@@ -3,10 +3,10 @@
 There are two copies, in files of their own, and checkpoints take turns: each adds to its copy what has changed since
 the last but one. So the current and the previous checkpoint share no file, and either is whole without the other.
 
-A checkpoint names files, how much of each counts, and its checksum. Read in order they tell which rows there are: each
+A checkpoint names files, how much of each counts, and its checksum. Read in order they give all rows: each
 record is a row of a client, or says that a memory begins anew. What a checkpoint has named is never written to again;
 a file that neither the current nor the previous checkpoint names is removed. When more than half of a copy is out of
-date, all that is left is written into a new file. What was written once stays where it is, and is believed only if its
+date, all that is left is written into a new file. What was written once stays where it is, and is read only if its
 checksum matches.
 """
 

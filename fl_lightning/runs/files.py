@@ -39,7 +39,7 @@ def write(
         write_atomically(path, content.encode())
     files += write_tables(history, folder)
     if pictures:
-        from fl_lightning.runs.plotting import run_figures as draw  # matplotlib: only who draws waits for it
+        from fl_lightning.runs.plotting import run_figures as draw  # matplotlib: only drawing waits for it
 
         figure = draw.partition(counts, f"{title}: samples per client and class")
         files.append(draw.save(figure, folder / "partition.png"))
@@ -63,7 +63,7 @@ def write_tables(history: Sequence[Measurement], folder: Path) -> list[Path]:
 def read_tables(folder: Path) -> list[Measurement]:
     """All that was measured, from the tables; nothing if they are damaged, another run's, or without a checksum.
 
-    What is NaN in them is left out: a table does not tell it from what was not measured.
+    What is NaN in them is left out: a table shows both as not measured.
     """
     try:
         rounds, content = pd.read_parquet(folder / ROUNDS), (folder / CLIENTS).read_bytes()

@@ -54,7 +54,7 @@ class Situation(NamedTuple):
         holdout: Samples of the server.
         weights: The final model.
         members: The models of the ensemble, possibly none.
-        own: The posterior that the method itself keeps, if it does and somebody asks for it.
+        own: The posterior of the method itself, if it has one and the settings ask for it.
     """
 
     task: Task
@@ -104,7 +104,7 @@ def conclude(config: RunConfig, now: Situation, folder: Path, pictures: bool = T
     np.savez_compressed(content, allow_pickle=False, **findings.arrays)
     write_atomically(folder / ARRAYS, content.getvalue())
     if pictures:
-        from fl_lightning.runs.plotting import run_figures as draw  # matplotlib: only who draws waits for it
+        from fl_lightning.runs.plotting import run_figures as draw  # matplotlib: only drawing waits for it
 
         draw.save(draw.uncertainty(findings.arrays, findings.metrics), folder / PICTURE)
     return numbers | findings.metrics

@@ -1,4 +1,4 @@
-"""The folder of a run: where it lies, who may write to it, and the result in it."""
+"""The folder of a run: its place, its lock, and the result in it."""
 
 import functools
 import shutil
@@ -105,7 +105,7 @@ def folder_name(method: str, data: str, trajectory: str, rounds: int) -> str:
 def of_other_versions(configs: Sequence[RunConfig], out: Path) -> dict[str, list[Path]]:
     """Folders of runs with the settings of these, but made by other versions of the code; by the name of the folder.
 
-    Such results are never used; they stay where they are, until somebody deletes them.
+    Such results are never used; they stay where they are until the user deletes them.
     """
     there: dict[tuple[str, str], list[Path]] = {}
     for path in out.glob("*-*r") if out.is_dir() else ():
@@ -135,7 +135,7 @@ def finished(config: RunConfig, out: Path) -> Result | None:
 def ended(config: RunConfig, out: Path, stop: Stop | None) -> Result | None:
     """How a run ended, by itself or by a rule; None if a part of it is missing.
 
-    What somebody else's rule has stopped is no result. What was computed beyond this rule does not count.
+    A run ended by another stopping rule is unfinished. Rounds beyond this rule do not count.
     """
     result = latest(config, out)
     if result is not None and stop is not None and (cut := up_to(result, stop, config.federation.rounds)) is not None:
@@ -149,13 +149,13 @@ def up_to(result: Result, stop: Stop, rounds: int) -> Result | None:
     enough = stop.enough(values)
     if enough is None or enough == rounds:
         return None
-    # Whether it diverged later, nobody would have seen.
+    # A later divergence would not have been seen.
     message = f"stopped {stop.reason(values[:enough])}"
     return replace(result, status="stopped", message=message, history=result.history[:enough])
 
 
 def latest(config: RunConfig, out: Path) -> Result | None:
-    """How this run ended, or where it was stopped; None if it never came to an end, or its other files have to tell."""
+    """How this run ended, or where it was stopped; None if it never came to an end, or only other files show it."""
     folder = folder_of(config, out)
     try:
         return _read_result(folder, identity(config))
@@ -182,7 +182,7 @@ def left_of_result(config: RunConfig, out: Path) -> list[Measurement]:
 
 def in_tables(folder: Path) -> list[Measurement]:
     """The rounds in the tables of a run that has ended."""
-    from fl_lightning.runs.files import read_tables  # pandas: only who needs it waits for it
+    from fl_lightning.runs.files import read_tables  # pandas: imported where it is needed
 
     return read_tables(folder)
 
@@ -225,7 +225,7 @@ def clear(folder: Path, keep: Collection[str]) -> None:
 
 
 class Attempt(NamedTuple):
-    """The key of a run in MLflow, and whether nobody can have used it before."""
+    """The key of a run in MLflow, and whether it is new."""
 
     key: str
     is_new: bool

@@ -3,7 +3,7 @@
 Settings count where they differ from their defaults, so that a setting which a later version adds, with a default that
 changes nothing, does not make strangers of older runs. Code counts by a small number that every part carries (`version`
 of a method, model, source or engine; `VERSION` of the loop, the partition, the augmentation) and that is raised when
-its numbers change, or when a default does; `tests/golden` fails if somebody forgets. Own plug-ins have no such number:
+its numbers change, or when a default does; `tests/golden` fails where this was forgotten. Plug-ins have no such number:
 the content of their file stands for it.
 """
 

@@ -146,7 +146,7 @@ def measure_posterior(run: Result | Path | str, settings: Uncertainty, out: Path
         raise UserError(f"the run in {folder} has no result, only a model; measure it where it was computed")
     require(
         result.status == "finished" or bool(result.message and result.status == "stopped"),  # by a rule of its own
-        f"the run in {folder} has {result.status} before its last round, so there is no final model to measure",
+        f"the run in {folder} has {result.status} before its last round, so it has no final model to measure",
     )
     config = replace(config_of(folder), uncertainty=replace(settings, final_round=True))
     problem = _problem(config, folder)

@@ -40,7 +40,7 @@ class RunOptions(NamedTuple):
         checkpoint: Whether the server's state stays on disk when the run has finished.
         model: Whether the final model is kept as a state dict, in the folder and in MLflow.
         fresh: Forget what an earlier process has done for this configuration.
-        workers: Who trains the clients.
+        workers: The executor.
         stop: When it need not go on. With another rule, or none, the run goes on where this one has stopped.
     """
 
@@ -98,13 +98,13 @@ class OpenRun:
         self._mlflow.update(self._account())
 
     def diverge(self, divergence: Diverged) -> None:
-        """Record that there is no further round."""
+        """Record that this was the last round."""
         self._status, self._message = "diverged", str(divergence)
         self._tags["diverged"] = f"round {divergence.round}, client {divergence.client}"
 
     def finish(self) -> None:
         """Write down that the run has ended: tables and pictures, the result, which makes it finished, and MLflow."""
-        from fl_lightning.runs import files  # pandas and matplotlib: only who runs waits for them
+        from fl_lightning.runs import files  # pandas and matplotlib: only runs wait for them
 
         rounds, stop = self._config.federation.rounds, self._options.stop
         cut = None if stop is None or len(self.history) == rounds else up_to(self._result(), stop, rounds)
@@ -138,7 +138,7 @@ class OpenRun:
                 self._mlflow.close(self._account("KILLED" if isinstance(reason, KeyboardInterrupt) else "FAILED"))
 
     def _conclude(self, status: str) -> None:
-        """Save how the run ended, then tell MLflow: whatever happens between the two, nothing is computed again."""
+        """Save how the run ended, then update MLflow: whatever happens between the two, nothing is computed again."""
         result = self._result()
         rounds_file.write(self.folder, self._identity, self.history)
         write_result(result)

@@ -1,4 +1,4 @@
-"""A configuration made real: its data, who holds which of them, and the model; the only place that builds them."""
+"""A configuration made real: its data, the samples of each client, and the model; the only place that builds them."""
 
 import inspect
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ from fl_lightning.system.plugins import wrong
 
 
 class Division(NamedTuple):
-    """Who holds which training samples.
+    """The training samples of each client.
 
     Attributes:
         held: All samples of each client.

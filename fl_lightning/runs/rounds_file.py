@@ -1,7 +1,7 @@
 """The numbers of a run's rounds: `rounds.jsonl` in its folder, a line for every round, written before its checkpoint.
 
 A line ends with its checksum, which depends on the run and on the number of the round: a torn, changed or foreign line
-is not believed, nor is any line after it. Until the run has ended there is a second file with the same lines, so that
+is left out, and so is any line after it. Until the run has ended there is a second file with the same lines, so that
 one damaged file costs nothing; then `rounds.parquet` and `clients.parquet` say the same.
 """
 
@@ -64,7 +64,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _whole_lines(folder: Path, identity: str) -> list[bytes] | None:
-    """The lines that are to be believed, of that file which has more of them; None if there is no file."""
+    """The lines with right checksums, of that file which has more of them; None without a file."""
     paths = [path for name in (NAME, COPY) if (path := folder / name).exists()]
     return max((_believed(path, identity) for path in paths), key=len, default=None)
 

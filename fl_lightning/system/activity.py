@@ -1,6 +1,6 @@
 """What is being computed right now, how far it is, and how long the rest will take: a factorisation may take minutes.
 
-Nobody listens by default, and what is said changes no number.
+Messages go nowhere by default, and change no number.
 """
 
 import sys
@@ -19,12 +19,12 @@ _notes: ContextVar[bool] = ContextVar("notes", default=True)
 
 
 def say(text: str) -> None:
-    """Tell the listener, if there is one, what is being done.
+    """Show what is being done, where messages are shown.
 
     >>> heard = []
     >>> with heard_by(heard.append):
     ...     say("block 3 of 45")
-    >>> say("nobody hears this")
+    >>> say("shown nowhere")
     >>> heard
     ['block 3 of 45']
     """
@@ -33,19 +33,19 @@ def say(text: str) -> None:
 
 
 def wait(text: str) -> None:
-    """Tell what is waited for before anything is computed, such as the start of Ray: no part of anybody's pace."""
+    """Show what the program waits for before it computes, such as the start of Ray; outside of estimated times."""
     if (listener := _waiting.get()) is not None:
         listener(text)
 
 
 def note(text: str) -> None:
-    """Tell the user, if somebody listens, what is worth a line that stays; not a warning."""
+    """Show the user, where messages are shown, a line that stays; not a warning."""
     if _listener.get() is not None and _notes.get():
         warn(text)
 
 
 def warn(text: str) -> None:
-    """Tell the user, on the error stream, what must not be missed; a progress bar stays whole."""
+    """Print an important line on the error stream; a progress bar stays whole."""
     tqdm.write(f"fl-lightning: {text}", file=sys.stderr)
 
 
@@ -53,12 +53,12 @@ def warn(text: str) -> None:
 def heard_by(
     listener: Callable[[str], None], notes: bool = True, waiting: Callable[[str], None] | None = None
 ) -> Iterator[None]:
-    """Let this function hear what is said in the block; notes go to the error stream, unless they are not wanted.
+    """Send the messages of the block to this function; notes go to the error stream, unless they are switched off.
 
     Args:
-        listener: Hears what is being computed.
+        listener: Receives what is being computed.
         notes: Whether notes are wanted.
-        waiting: Hears what is waited for before that; by default the listener does.
+        waiting: Receives what is waited for before that; by default the listener does.
     """
     token, other, mode = _listener.set(listener), _waiting.set(waiting or listener), _notes.set(notes)
     try:

@@ -32,6 +32,6 @@ def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> No
                 os.replace(path, keep)
             os.replace(temporary, path)
         except OSError:
-            with suppress(OSError):  # half a file on a full disk is in the way of whoever makes room
+            with suppress(OSError):  # half a file would take room on a full disk
                 temporary.unlink(missing_ok=True)
             raise

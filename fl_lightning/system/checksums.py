@@ -1,6 +1,6 @@
 """Checksums, so that a damaged file is never taken for a good one: of tensors, of headers, and of small JSON files.
 
-A JSON file is believed only if it is whole, and only by the run that it belongs to.
+A JSON file counts only if it is whole, and only for the run that it belongs to.
 """
 
 import json
@@ -33,7 +33,7 @@ def tensor_checksum(tensors: Mapping[str, Tensor]) -> int:
 
 
 class DamagedError(Exception):
-    """A file that is not to be believed; says what is wrong with it."""
+    """A damaged file, with what is wrong with it."""
 
 
 def write(path: Path, identity: str, content: dict[str, Any]) -> None:

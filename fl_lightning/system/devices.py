@@ -114,7 +114,7 @@ def avoid_broken_tiles() -> None:
     Virtual machines may announce tiles without what belongs to them. The first product of bfloat16 numbers then ends
     the process with SIGILL, without a word. oneDNN can do without, but must know before its first product.
 
-    Where somebody has set the variable already, or no tiles are announced, nothing is tried.
+    Where the user has set the variable, or no tiles are announced, nothing is tried.
     """
     if TILES_VARIABLE not in os.environ and _announced() and not _survives(PRODUCT):
         os.environ[TILES_VARIABLE] = WITHOUT_TILES

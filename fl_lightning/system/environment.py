@@ -14,7 +14,7 @@ _kept_alive: list[Any] = []
 
 
 class _MendTorchvision(MetaPathFinder):
-    """Finds nothing; but when somebody imports torchvision, its operators are declared first."""
+    """Finds nothing; but when torchvision is imported, its operators are declared first."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname == "torchvision":
@@ -23,7 +23,7 @@ class _MendTorchvision(MetaPathFinder):
 
 
 def mend_torchvision_when_imported() -> None:
-    """Declare the operators of torchvision when it is imported: until then, nobody need wait for torch."""
+    """Declare the operators of torchvision when it is imported: until then, commands need not wait for torch."""
     if "torchvision" not in sys.modules and not any(isinstance(one, _MendTorchvision) for one in sys.meta_path):
         sys.meta_path.insert(0, _MendTorchvision())
 
@@ -54,7 +54,7 @@ def silence_telemetry() -> None:
 
 
 def keep_servers_lean() -> None:
-    """No workers beside the MLflow UI: it starts several for jobs on language models, which nobody here gives it."""
+    """No workers beside the MLflow UI: it starts several for jobs on language models, which it has none of here."""
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
 
 

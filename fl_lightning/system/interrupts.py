@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, heard once and for all.
+"""Ctrl-C and SIGTERM, handled once for all.
 
 Python drops a KeyboardInterrupt that arrives inside a garbage-collection callback or beside a fork; Ray replaces the
 handler of SIGTERM; and a batch system or `timeout` that sends SIGTERM means what Ctrl-C means: stop now, and keep what
@@ -36,7 +36,7 @@ def install() -> None:
 def ending_at_once() -> Iterator[None]:
     """In this block both signals end the program: nothing is computed yet, and modules are half imported.
 
-    An exception would be swallowed by some of them, and told as a page of text by the others.
+    An exception would be swallowed by some of them, and printed as a page of text by the others.
     """
     end_at_once()
     yield
@@ -44,7 +44,7 @@ def ending_at_once() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """From now on both signals end the program with a line: all that it has computed is saved and told."""
+    """From now on both signals end the program with a line: all that it has computed is saved and logged."""
     for number in SIGNALS:
         signal.signal(number, _end)
 
@@ -62,7 +62,7 @@ def restore() -> None:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt if one was requested and has not been heard."""
+    """Raise KeyboardInterrupt if one was requested and has not been raised yet."""
     if _pending.is_set():
         _pending.clear()
         raise KeyboardInterrupt
@@ -115,7 +115,7 @@ def exit_code() -> int:
 
 @contextmanager
 def _overheard(numbers: list[int]) -> Iterator[None]:
-    """Append the signals that arrive in this block at its end, whoever handles them and whatever becomes of that."""
+    """Append the signals that arrive in this block at its end, in addition to their own handlers."""
     reader, writer = os.pipe()
     for end in (reader, writer):
         os.set_blocking(end, False)

@@ -34,7 +34,7 @@ def require_room_for_data(what: str, needed: int) -> None:
 
 
 def in_words(number: float) -> str:
-    """A number of bytes as one would say it.
+    """A number of bytes in words.
 
     >>> in_words(7850**2 * 4), in_words(545810**2 * 4)
     ('246 MB', '1.2 TB')

@@ -29,7 +29,7 @@ def mend_streams() -> None:
     """Give the program the streams that its caller has closed, and let none of them stop it.
 
     A closed descriptor would be given to the next file that is opened, a database for instance, and what a library
-    tells the user would be written into it. A progress line that nobody reads is no reason to stop, and a letter that
+    prints would be written into it. A closed progress line does not stop the program, and a letter that
     the terminal does not have is shown as a question mark.
     """
     for number in (0, 1, 2):
@@ -116,7 +116,7 @@ def _is_lack_of_memory(error: BaseException) -> bool:
 
 
 class _Forgiving(io.TextIOWrapper):
-    """Takes what it is told, and forgets it where nobody listens any more."""
+    """Passes text on, and drops it once the reader has gone."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):

@@ -34,7 +34,7 @@ def as_csv(table: "pd.DataFrame") -> str:
 
 
 def harmless(value: Any) -> Any:
-    """A cell that is no formula: with an apostrophe in front, as OWASP advises ("CSV Injection"). Numbers stay.
+    """A cell without a formula: with an apostrophe in front, as OWASP advises ("CSV Injection"). Numbers stay.
 
     >>> harmless("=cmd|' /C calc'!A0"), harmless("-1.5"), harmless(-1.5), harmless("-x"), harmless("FOLA")
     ("'=cmd|' /C calc'!A0", '-1.5', -1.5, "'-x", 'FOLA')
@@ -63,7 +63,7 @@ LONGEST = 200
 
 
 def metric_name(given: str) -> str:
-    """A user's name for a metric as every store takes it: what is refused somewhere becomes an underscore.
+    """A user's name for a metric as every store takes it: a character that any store refuses becomes an underscore.
 
     >>> metric_name("val/loss (mean)"), metric_name("odd (1)"), metric_name("/acc@5/"), metric_name("val/my loss")
     ('val/loss_mean', 'odd_1', 'acc_5', 'val/my loss')

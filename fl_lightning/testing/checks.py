@@ -1,4 +1,4 @@
-"""A check is one promise with a name; a part that keeps none of them silently is told which one it broke."""
+"""A check is one promise with a name; the report names each promise that a part breaks."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple

@@ -124,7 +124,7 @@ def choices_of(cls: type[Method]) -> dict[str, dict[str, Any]]:
 
 
 def engines_agree(method: Method, engine: str, setting: str) -> None:
-    """A round gives the same numbers up to rounding, whoever carries out the training."""
+    """A round gives the same numbers up to rounding on every engine."""
     loop = _in_the_loop(method, setting)
     other = _problem().run(method, ENGINES[engine], **SETTINGS[setting])
     for mine, theirs in zip(loop, other, strict=True):
@@ -141,7 +141,7 @@ def engines_agree(method: Method, engine: str, setting: str) -> None:
 
 
 def _in_the_loop(method: Method, setting: str) -> list[RoundRecord]:
-    """The run, client by client, with which those of the engines are compared; nobody may write to it."""
+    """The run, client by client, with which those of the engines are compared; read-only."""
     try:
         hash(method)
     except TypeError:  # it holds what may change
@@ -220,7 +220,7 @@ def results_do_not_depend_on_other_runs(method: Method) -> None:
 
 
 def clients_do_not_depend_on_each_other(method: Method) -> None:
-    """A client's training is the same bits whoever else is in the cohort."""
+    """A client's training is the same bits in every cohort."""
     case = _problem()
     together = case.run(method, rounds=1)[0]
     if len(together.clients) == 1:

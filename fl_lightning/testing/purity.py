@@ -74,7 +74,7 @@ def _of_others(hook: str, *inputs: Any, **named: Any) -> Any:
 
 
 def copied(tree: Any) -> Any:
-    """A tree with copies of its tensors; what is no tensor and no container stays what it is."""
+    """A tree with copies of its tensors; everything beside tensors and containers stays what it is."""
     return trees.map_tensors(torch.clone, tree)
 
 

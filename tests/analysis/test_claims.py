@@ -128,7 +128,7 @@ def test_rivals_without_a_common_seed_say_nothing():
     assert federated.convergence(part_of(apart)).held[-1].seeds == 3
     assert federated.convergence(part_of(apart)).held[-1].margin > 0
     alone = apart.loc[apart["case"].ne("FedAvg") | apart["seed"].ge(3)]
-    assert federated.convergence(part_of(alone)).held[-1].answer == "cannot be told"
+    assert federated.convergence(part_of(alone)).held[-1].answer == "undecided"
 
 
 def test_variants_of_fola_are_no_rivals():
@@ -193,7 +193,7 @@ def test_three_rounds_cannot_tell_what_happens_after_round_three():
     rounds = rounds_table(cases=("FOLA", "FedAvg"), rounds=3)
     rounds["case"] = rounds["case"].replace({"FedAvg": "FOLA offline"})
     told = verdicts(part_of(rounds, "mnist_curves"))["online_mnist"]
-    assert told.verdict == "cannot be told"
+    assert told.verdict == "undecided"
     assert "round 3 is the last" in told.finding.why
     assert "round 3 is the last" in claims.markdown(told)
 
@@ -201,18 +201,16 @@ def test_three_rounds_cannot_tell_what_happens_after_round_three():
 def test_one_alpha_is_not_small_and_large_at_once_and_has_no_steps():
     rounds = rounds_table(alphas=(100,), clients=(5,), rounds=1)
     told = verdicts(part_of(rounds, "mnist_first_round"))
-    assert {key: one.verdict for key, one in told.items()} == dict.fromkeys(
-        ("first_round", "environment"), "cannot be told"
-    )
+    assert {key: one.verdict for key, one in told.items()} == dict.fromkeys(("first_round", "environment"), "undecided")
     assert "α = 100" in told["first_round"].finding.why
-    assert [one.answer for one in told["environment"].finding.held] == ["cannot be told"] * 2
+    assert [one.answer for one in told["environment"].finding.held] == ["undecided"] * 2
 
 
 def test_a_part_that_cannot_be_told_confirms_nothing():
     rounds = rounds_table(alphas=(0.01, 1, 100), clients=(5,), rounds=1)
     found = federated.environment(part_of(rounds))
-    assert [one.answer for one in found.held] == ["yes", "cannot be told"]
-    assert found.verdict == "cannot be told"
+    assert [one.answer for one in found.held] == ["yes", "undecided"]
+    assert found.verdict == "undecided"
 
 
 def test_where_the_seed_draws_the_partition_one_seed_cannot_tell():
@@ -220,7 +218,7 @@ def test_where_the_seed_draws_the_partition_one_seed_cannot_tell():
     assert federated.first_round(part).known
     assert federated.first_round(part).asking(1).known
     one = verdicts(part)["first_round"]
-    assert one.verdict == "cannot be told"
+    assert one.verdict == "undecided"
     assert "1 of the 2 seeds that the rule needs" in claims.markdown(one)
 
 
@@ -241,8 +239,8 @@ def test_a_seed_that_diverged_is_not_left_out_of_a_mean():
     assert compared("", whole, lost).answer == "tends to"
     assert compared("", lost, whole, less=True).answer == "no"
     assert compared("", whole, lost, less=True).answer == "tends to"
-    assert compared("", lost, lost).answer == "cannot be told"
-    assert compared("", whole, Outcomes()).answer == "cannot be told"
+    assert compared("", lost, lost).answer == "undecided"
+    assert compared("", whole, Outcomes()).answer == "undecided"
     assert alike("", whole, lost).answer == alike("", lost, whole).answer == "no"
 
 
@@ -347,7 +345,7 @@ def test_the_best_of_several_strengths_is_not_judged_on_the_seeds_that_chose_it(
     assert found.held[0].text.startswith("product with prior 50.0 % GA, product alone 51.0 %; -1, paired t")
     alone = {key: values[:1] for key, values in accuracies.items()}
     told = verdicts(part_of(ablation(alone, data="digits"), "ablation_prior"))["prior_and_product"]
-    assert told.verdict == "cannot be told"
+    assert told.verdict == "undecided"
 
 
 def test_surviving_seeds_do_not_stand_for_a_strength():
@@ -381,7 +379,7 @@ def test_e_full_must_be_close_to_the_average_where_others_are_not():
     assert [one.answer for one in found.held] == ["no", "yes", "no", "yes"]
     assert "2 of 4 rounds" in found.held[0].text
     same = {case: [0, 0, 0, 0] for case in {**others, **far}}
-    assert laplace.e_full_is_average(part_of(curvature_rounds(same))).held[0].answer == "cannot be told"
+    assert laplace.e_full_is_average(part_of(curvature_rounds(same))).held[0].answer == "undecided"
 
 
 def test_a_point_apart_is_apart():
@@ -392,7 +390,7 @@ def test_a_point_apart_is_apart():
 def test_three_rounds_are_three_rounds():
     gaps = {"FedAvg": [0, 0, 0], "full online": [0.08, 0.09, 0.1], "full offline": [0.08, 0.09, 0.1]}
     held = laplace.full_is_best(part_of(curvature_rounds(gaps))).held
-    assert [one.answer for one in held] == ["yes", "yes", "yes", "cannot be told"]
+    assert [one.answer for one in held] == ["yes", "yes", "yes", "undecided"]
 
 
 def test_an_error_that_goes_the_other_way_is_not_tracked():
@@ -407,7 +405,7 @@ def test_an_error_that_goes_the_other_way_is_not_tracked():
 def test_few_settings_cannot_tell_a_correlation():
     runs = rounds_table(alphas=(0.01,), seeds=9, rounds=1).assign(**{"federation.start": None})
     found = laplace.tracks(part_of(runs.assign(AE=1 - runs["GA"])), "GA", "AE")
-    assert found.verdict == "cannot be told"
+    assert found.verdict == "undecided"
     assert "2 settings are too few" in found.held[0].text
 
 
@@ -439,7 +437,7 @@ def test_a_rule_that_fails_is_said_to_have_failed(smoke_store, monkeypatch):
     monkeypatch.setattr(claims, "CLAIMS", (claims.CLAIMS[0]._replace(check=broken),))
     (one,) = claims.check(studies(smoke_store))
     assert one.finding.failed
-    assert one.verdict == "cannot be told"
+    assert one.verdict == "undecided"
     assert "IndexError: list index out of range" in claims.markdown(one)
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from analysis import runs
+from analysis.tables import TABLES
 from fl_lightning import discovery
 from fl_lightning.__main__ import COMMANDS, main
 from fl_lightning.runs.config.run_config import configure
@@ -98,6 +99,13 @@ def test_help_on_every_level(command, capsys):
     assert call(capsys, "--help")[0] == 0
 
 
+def test_the_help_of_table_names_every_table(capsys):
+    with pytest.raises(SystemExit):
+        main(["table", "--help"])
+    listed = " ".join(capsys.readouterr().out.split())
+    assert f"{', '.join(entry.key for entry in TABLES[:-1])} or {TABLES[-1].key} [accuracy]" in listed
+
+
 @pytest.mark.parametrize("kind", discovery.KINDS)
 def test_list(kind, capsys):
     code, text, _ = call(capsys, "list", kind)
@@ -136,7 +144,7 @@ BAD_INPUT = [
     (["run", "--config", "nowhere.yaml"], "cannot read the configuration nowhere.yaml"),
     (["run", "stray"], "expected a setting as --key value, got 'stray'"),
     (["rum"], "unknown command 'rum': did you mean 'run'?"),
-    (["list"], "say what to list"),
+    (["list"], "list needs a kind"),
     (["list", "metods"], "unknown kind 'metods': did you mean 'methods'?"),
     (["compare", "--methods", "fola+strength"], "a method's option is written name=value"),
     (["compare", "--methods", "fola", "--seeds", "a"], "--seeds must be a number of seeds such as 3, or name them"),

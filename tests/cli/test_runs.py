@@ -173,8 +173,8 @@ def test_the_last_run_of_a_sweep_takes_the_sweep_with_it(out, capsys):
     [
         (["lits"], "unknown action 'lits': did you mean 'list'?"),
         (["list", "abc"], "list takes no ids"),
-        (["show"], "say which runs to show"),
-        (["delete"], "say which runs to delete"),
+        (["show"], "show needs the ids of runs"),
+        (["delete"], "delete needs the ids of runs"),
         (["show", "xyz"], "no run has the id or the folder 'xyz'"),
         (["delete", ""], "2 runs have an id that begins with ''"),
         (["--where", "alpha"], "--where is written key=value"),
@@ -316,6 +316,6 @@ def rezipped(content, rename=lambda name: name, change=lambda text: text):
 
 
 def test_export_and_import_say_what_they_need(out, tmp_path, capsys):
-    assert "say which file to export" in call(capsys, "runs", "export", "--runs", out)[2]
+    assert "export needs a file" in call(capsys, "runs", "export", "--runs", out)[2]
     assert "no file at" in call(capsys, "runs", "import", tmp_path / "x.zip", "--runs", out)[2]
     assert "import takes one file" in call(capsys, "runs", "import", "a.zip", "b.zip", "--runs", out)[2]

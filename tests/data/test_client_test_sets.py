@@ -53,7 +53,7 @@ def test_clients_with_one_sample_or_none_have_no_test_set():
 
 
 def test_refusals():
-    with pytest.raises(UserError, match=r"client_test 0.01 leaves nobody a test sample: the largest client has 20"):
+    with pytest.raises(UserError, match=r"client_test 0.01 leaves no client a test sample: the largest client has 20"):
         client_test_sets(LABELS, Shares(torch.arange(20), [20]), 0.01, 0)
     for share in (-0.1, 1.0):
         with pytest.raises(UserError, match=r"data.client_test must be >= 0 and < 1"):

@@ -54,7 +54,7 @@ def plugins(tmp_path):
 
 
 def test_plugins_work_by_name(plugins, out):
-    flags = ["--method", "median", "--method.pull", 0.1, "--model", "tiny", "--model.width", 8, "--data", "moons"]
+    flags = ["--method", "median", "--method.mu", 0.1, "--model", "tiny", "--model.width", 8, "--data", "moons"]
     more = ["--data.samples", 300, "--training.lr", 0.5, "--federation.rounds", 3, "--runs", out, "--json", "--quiet"]
     done = fl_lightning("run", *flags, *more, FL_LIGHTNING_PLUGINS=str(plugins))
     assert done.returncode == 0, done.stderr
@@ -63,7 +63,7 @@ def test_plugins_work_by_name(plugins, out):
     assert "median" in listed
     assert "Coordinate-wise median of the clients' models." in listed
     help = fl_lightning("run", "--method", "median", "--help", FL_LIGHTNING_PLUGINS=str(plugins)).stdout
-    assert "Strength of the pull towards the server's model (mu); 0 is none. [0.0]" in help
+    assert "Weight of a proximal term around the server's model; 0 switches it off. [0.0]" in help
 
 
 def test_an_edited_plugin_is_a_new_run(plugins, out):

@@ -136,7 +136,9 @@ def test_facts_of_a_trainer_where_there_is_none_and_the_end_of_an_epoch(asked):
 
 
 def test_what_nobody_knows_there_is_told_before_training():
-    words = "Asking.validation_step asks its Trainer for datamodule, but the aggregated model is judged after a round"
+    words = (
+        "Asking.validation_step asks its Trainer for datamodule, but the aggregated model is evaluated after a round"
+    )
     with pytest.raises(UserError, match=words) as refusal:
         judged(Asking(lambda module: module.trainer.datamodule))
     assert "--engine" not in str(refusal.value)

@@ -25,7 +25,7 @@ def by_class_balanced(supply: Array, clients: int, alpha: float, rng: np.random.
     wishes = log_dirichlet(alpha, (len(supply), clients), rng)
     counts = np.zeros((clients, len(supply)), dtype=np.int64)
     for k, number in enumerate(supply):
-        # Somebody always has room: as long as samples are left, not all clients can hold their fair share.
+        # Some client always has room: as long as samples are left, not all clients can hold their fair share.
         has_room = counts.sum(axis=1) * clients < supply.sum()
         counts[:, k] = whole(softmax(np.where(has_room, wishes[k], -np.inf)), number)
     return counts
@@ -36,7 +36,7 @@ def by_client(supply: Array, sizes: Array, alpha: float, rng: np.random.Generato
 
     All clients ask at once for q_n of their size. A class that is asked for more than it has is shared out in
     proportion to the requests and is then used up; the clients ask again for what they lack, with q_n restricted to
-    the classes that are left. Each turn uses up a class or serves everybody, so there are at most K turns, the order
+    the classes that are left. Each turn uses up a class or serves all clients, so there are at most K turns, the order
     of the clients plays no part, and every sample is assigned.
 
     Hsu et al. (2019), Measuring the effects of non-identical data distribution for federated visual classification.

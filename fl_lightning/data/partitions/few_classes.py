@@ -23,7 +23,7 @@ def shards(labels: Array, clients: int, per_client: int, rng: np.random.Generato
 def classes(labels: Array, clients: int, per_client: int, rng: np.random.Generator) -> list[Array]:
     """NIID-Bench (Li et al. 2022), "#C = k": k classes per client, each class divided equally among its holders.
 
-    The classes, shuffled, are dealt in turn until everybody has one and every class is held; the rest of each hand is
+    The classes, shuffled, are dealt in turn until each client has one and every class is held; the rest of each hand is
     drawn at random. With at least as many clients as classes that is NIID-Bench's rule, which otherwise may drop
     classes.
     """

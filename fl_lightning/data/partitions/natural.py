@@ -1,4 +1,4 @@
-"""Partitions that the data bring along: who wrote, photographed or typed a sample is a client, or part of one.
+"""Partitions that the data bring along: the writer or photographer of a sample is a client, or part of one.
 
 `owners` holds the owner of each sample that clients may hold, a number.
 """

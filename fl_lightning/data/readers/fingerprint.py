@@ -77,7 +77,7 @@ def of_files(files: Mapping[str, Path], root: str | None = None, kind: Kind = "s
 
 
 def unless_official(files: Mapping[str, Path], official: Mapping[str, str], root: str | None) -> str | None:
-    """A name for files that anybody can have replaced; None for the official ones, wherever they lie.
+    """A name for files that are not the official ones; None for official files, wherever they lie.
 
     Args:
         files: By name, those that are there; the others will be downloaded.

@@ -1,10 +1,10 @@
 """Arrays that several processes share: prepared once on disk, then mapped into the memory of each.
 
 Pickles, images and tables must be decoded before they can be used. Each process that does so holds a copy of its own.
-Instead the first one writes the arrays to `.npy` files, and everybody maps those: the pages lie in memory once, are
-read when they are used, and are private as soon as somebody writes to them. A prepared copy is known by the content of
-the files that it was made from, so it cannot be out of date, and may be deleted at any time: who has it mapped keeps
-it, who needs it later makes it again.
+Instead the first one writes the arrays to `.npy` files, and all processes map those: the pages lie in memory once, are
+read when they are used, and are private as soon as a process writes to them. A prepared copy is known by the content of
+the files that it was made from, so it cannot be out of date, and may be deleted at any time: a process that has mapped
+it keeps it, and a later one makes it again.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from fl_lightning.errors import UserError
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 FORMAT = 1
-# Who waits longer than this for another process to prepare the same data makes a copy of its own.
+# A process that waits longer than this for another one's copy makes a copy of its own.
 PATIENCE_SECONDS = 600.0
 
 

@@ -14,7 +14,7 @@ TYPES = {"classification": np.int64, "binary": np.bool_, "multilabel": np.bool_,
 
 
 def task_of(arrays: Mapping[str, Array], task: TaskName) -> TaskName:
-    """The task, which `auto` tells from the type and shape of the targets.
+    """The task, which `auto` takes from the type and shape of the targets.
 
     Whole numbers are classes; true and false are answers, or labels where there are several per sample; real numbers
     are a regression; a whole number for every token of the inputs is a class for each of them.

@@ -39,7 +39,7 @@ def vocabulary_of(texts: Iterable[str], size: int) -> dict[str, int]:
 
 
 def encoded(texts: Sequence[str], vocabulary: Mapping[str, int], length: int) -> Array:
-    """The first words of each text as numbers; padding goes before them, so that who reads to the end ends with them.
+    """The first words of each text as numbers; padding goes before them, so that a reader ends with the words.
 
     >>> encoded(["b zzz", "c c c c"], {"c": 2, "b": 3}, 3).tolist()
     [[0, 3, 1], [2, 2, 2]]

@@ -34,7 +34,7 @@ class Arrays(Source):
             flip, AutoAugment and Cutout.
         task: What the targets are. classification: whole numbers from 0 on; binary: 0 or 1; multilabel: 0 or 1 for each
             of several labels; regression: real numbers; tokens: a whole number for each position of the inputs, -100
-            where there is none. auto tells them by type and shape.
+            where there is none. auto reads them from type and shape.
         noise: Standard deviation of the targets of a regression around the model.
     """
 

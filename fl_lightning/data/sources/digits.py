@@ -32,7 +32,7 @@ class Digits(Source):
 
 @cache
 def _packed() -> Any:
-    """As scikit-learn reads them, from a text, which takes longer than a round on them; nobody writes to it."""
+    """As scikit-learn reads them, from a text, which takes longer than a round on them; read-only."""
     from sklearn.datasets import load_digits
 
     return load_digits()

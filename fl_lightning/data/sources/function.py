@@ -30,8 +30,8 @@ class Function(Source):
         test_share: Share of every class that becomes the test set, where a dict has none; the same for every seed.
         augment: Augmentation of training images that are bytes, unless load() returns a Dataset that names one.
             none; standard: random crop and flip; paper: crop, flip, AutoAugment and Cutout.
-        task: What the targets are, unless load() returns a Dataset, which says it: classification, binary, multilabel,
-            regression or tokens, as for --data arrays. auto tells them by type and shape.
+        task: What the targets are, unless load() returns a Dataset, which names it: classification, binary, multilabel,
+            regression or tokens, as for --data arrays. auto reads them from type and shape.
         noise: Standard deviation of the targets of a regression around the model.
     """
 
@@ -50,7 +50,7 @@ class Function(Source):
         return dataset if dataset.augment != "none" else replace(dataset, augment=self.augment)
 
     def fingerprint(self) -> str:
-        """Of the file and of what it returns: it may read other files, which nobody else knows of."""
+        """Of the file and of what it returns: it may read other files, which no setting names."""
         return self._loaded()[1]
 
     def _loaded(self) -> tuple[Dataset, str]:

@@ -274,14 +274,14 @@ class Hf(Source):
         path: The folder, of a Dataset or of a DatasetDict; `datasets` itself is not needed to read it.
         input: Column of the input: images, text or lists of numbers; null takes the only one there is, images first.
         label: Column of the label; null takes the ClassLabel, or the column called label.
-        client_column: Column that names whom a sample belongs to, null if there is none. With it data.partition is
+        client_column: Column that names the owner of each sample, or null. With it data.partition is
             natural, unless another one is given.
         train_split: The split that is trained on.
         test_split: The split that is the test set; without one called test, a share of the training samples is.
-        test_share: Share of every class that becomes the test set, where there is no split for it; the same for every
+        test_share: Share of every class that becomes the test set, without a split for it; the same for every
             seed.
         size: Height and width to which every image is scaled; null leaves them as they are.
-        words: Of a text: longer ones are cut off, shorter ones padded with 0.
+        words: Words of a text: longer ones are cut off, shorter ones padded with 0.
         vocabulary: How many different words there are, the most frequent ones of the training data; 0 stands for no
             word and 1 for any other.
         augment: Augmentation of training images. none; standard: random crop and flip; paper: crop, flip, AutoAugment

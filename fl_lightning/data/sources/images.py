@@ -24,7 +24,7 @@ class Images(Source):
         path: The folder. Every folder of the last level is a class, numbered in the order of the alphabet; all images
             have one size, grey or in colour.
         size: Height and width to which every image is scaled; null leaves them as they are.
-        test_share: Share of every class that becomes the test set, where there is no folder test; the same for every
+        test_share: Share of every class that becomes the test set, without a folder test; the same for every
             seed.
         augment: Augmentation of training images. none; standard: random crop and flip; paper: crop,
             flip, AutoAugment and Cutout.

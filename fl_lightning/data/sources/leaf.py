@@ -2,7 +2,7 @@
 
 Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018. A file holds `users`, `num_samples`, `user_data` by
 user with lists `x` and `y`, and perhaps `hierarchies`, which is skipped. LEAF's split by samples leaves users in
-`user_data` who have no samples and are not among `users`; they are skipped, too.
+`user_data` that have no samples and are not among `users`; they are skipped, too.
 """
 
 import json
@@ -162,7 +162,7 @@ def _parts(path: Path) -> Iterator[Samples]:
 def _content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # of json, and of text that is no UTF-8
+    except (ValueError, RecursionError) as error:  # of json, and of text in another encoding than UTF-8
         raise UserError(f"not a whole json file ({' '.join(str(error).split())[:200]}); make it again") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; make it readable") from None
@@ -175,7 +175,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def _kind(x: Any, y: Any) -> Kind:
-    """What the first sample tells of all."""
+    """What the first sample shows of all."""
     if isinstance(x, str) and isinstance(y, str):
         return Kind("characters", len(x))
     if isinstance(x, list) and len(x) > TWEET and all(isinstance(field, str) for field in x):
@@ -236,7 +236,7 @@ class Leaf(Source):
             have 62 classes; texts are 80 characters and the class is the next one; tweets become words.
         test_share: Share of every class that becomes the test set, where LEAF has split off none; the same for every
             seed.
-        words: Of a tweet: longer ones are cut off, shorter ones padded with 0.
+        words: Words of a tweet: longer ones are cut off, shorter ones padded with 0.
         vocabulary: How many different words of tweets there are, the most frequent ones of the training data; 0 stands
             for no word and 1 for any other.
     """

@@ -37,11 +37,11 @@ class Table(Source):
         path: The file, .parquet, .csv or .tsv (the latter two also as .gz).
         label: Column of the label; its values, numbers or text, are the classes. Several columns with commas, such as
             height,weight, are the targets of a regression or the labels of a multilabel task.
-        client: Column that names whom a row belongs to, null if there is none. With it data.partition is natural,
+        client: Column that names the owner of each row, or null. With it data.partition is natural,
             unless another one is given.
-        split: Column that says train or test for each row; null takes a test share.
-        drop: Columns that are no features, such as [patient_id].
-        test_share: Share of every class that becomes the test set, where no column says; the same for every seed.
+        split: Column with train or test in each row; null takes a test share.
+        drop: Columns to leave out, such as [patient_id].
+        test_share: Share of every class that becomes the test set, where no column names it; the same for every seed.
         task: What the label is: classification, binary, multilabel (several columns of 0 and 1) or regression. auto
             takes a column of fractions for a regression, several columns of 0 and 1 for labels, all else for classes.
             Targets of a regression are standardised by the training rows, as features are: RMSE and noise are in units
@@ -108,7 +108,7 @@ class Table(Source):
             arrays = assemble.split_off_test(arrays, self.test_share, task)
         else:
             arrays = self._split_by_column(arrays, table, task)
-        if "owners" in arrays:  # clients whose rows are all for testing are no clients
+        if "owners" in arrays:  # clients whose rows are all for testing do not count as clients
             arrays["owners"] = np.unique(arrays["owners"], return_inverse=True)[1]
         train, test = arrays["train_x"][:, 0], arrays["test_x"][:, 0]
         features = [
@@ -298,7 +298,7 @@ def _features(name: str, column: "pd.Series[Any]", train: Array, without: str) -
 
 
 def _described(name: str, column: "pd.Series[Any]", train: Array) -> Column:
-    """How a column becomes features, for those who bring other rows."""
+    """How a column becomes features, for use on other rows."""
     if column.dtype.kind not in "biuf":
         return Column(name, values=tuple(_numbered(column)[0]))
     values = column.to_numpy(np.float64)[train]

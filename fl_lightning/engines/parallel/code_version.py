@@ -1,4 +1,4 @@
-"""What computes: workers whose code is another one would compute other numbers, and nobody would notice."""
+"""The code of a process: workers with other code would compute other numbers unnoticed."""
 
 import hashlib
 import socket

@@ -2,7 +2,7 @@
 
 What decides a client's bits goes with it: its batches and noise are keyed by seed, round and client, clients that are
 trained at once stay together, and sums over clients are formed by the driver in the order of their ids. So it does not
-matter how many workers there are, who trains whom, and who dies on the way.
+matter how many workers there are, which clients each trains, and which workers die.
 
 Clients are handed out longest first, so that nothing waits for one at the end. Short ones go together, because every
 call costs about a millisecond; but never more of them than a worker may lose.
@@ -59,7 +59,7 @@ def bundles(
         clients: The ids of all clients of the cohort.
         work: How long each client takes, in any unit.
         workers: How many there are.
-        seconds_per_work: How long a unit takes, if that is known; otherwise each group goes by itself.
+        seconds_per_work: How long a unit takes, if that is known; otherwise each group goes alone.
 
     >>> found = bundles([range(n, n + 1) for n in range(5)], [0, 3, 4, 7, 9], [1, 9, 1, 1, 4], 2, 0.01)
     >>> [bundle.clients for bundle in found]

@@ -1,4 +1,4 @@
-"""Who trains the clients of a run: this process, or so many workers; `auto` takes all cores."""
+"""The executor of a run: this process, or so many workers; `auto` takes all cores."""
 
 import sys
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def executing(engine: Engine, executor: Executor, clients: int, threads: int = 1
 
     Args:
         engine: How a client is trained.
-        executor: Who trains.
+        executor: The executor.
         clients: Of a round; 0 if no round is left.
         threads: Of torch in each worker.
     """
@@ -113,7 +113,7 @@ def check_held(number: int, nodes: list[Node], resources: Resources) -> None:
     held = slots(nodes, resources)
     require(
         held > 0,
-        f"there is no room for a worker of {resources.cpu:g} CPU and {resources.gpu:g} GPU ({offers(nodes)}); lower "
+        f"no node has room for a worker of {resources.cpu:g} CPU and {resources.gpu:g} GPU ({offers(nodes)}); lower "
         "--resources.cpu or --resources.gpu, or add a node",
     )
     require(

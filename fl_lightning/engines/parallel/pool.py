@@ -76,7 +76,7 @@ class Pool:
         """Send a problem to all workers, and wait until each could use it; on one node the first speaks for all.
 
         Args:
-            problem: References to its parcels.
+            problem: References to its serialized parts.
 
         Raises:
             UserError: If a worker cannot use it, because a plug-in or a package differs on its node.
@@ -93,7 +93,7 @@ class Pool:
         """Have jobs done, the first ones first, and yield what comes of them as it comes.
 
         Args:
-            problem: References to the parcels of the problem that they belong to.
+            problem: References to the serialized parts of the problem that they belong to.
             jobs: By anything that can be hashed.
             give: Gives a job to an actor, and returns the reference of the answer.
         """

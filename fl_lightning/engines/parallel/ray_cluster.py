@@ -86,7 +86,7 @@ class Resources(NamedTuple):
     gpu: float = 0.0
 
     def check(self) -> None:
-        """Raise `UserError` if there can be no process of this size."""
+        """Raise `UserError` if a process of this size is impossible."""
         require(
             self.cpu >= 0 and self.gpu >= 0 and 0 < self.cpu + self.gpu < math.inf,
             f"--resources.cpu and --resources.gpu must be >= 0 and not both 0, got {self.cpu:g}, {self.gpu:g}",
@@ -113,7 +113,7 @@ Node = dict[str, Any]
 
 @contextmanager
 def connected(address: str | None, resources: Resources) -> Iterator[list[Node]]:
-    """Connect to a cluster, or start one, and show its nodes; who is connected already only looks at them.
+    """Connect to a cluster, or start one, and show its nodes; with a connection it only shows them.
 
     Args:
         address: Of an existing cluster (`auto`: the one this machine belongs to); None starts a local one.

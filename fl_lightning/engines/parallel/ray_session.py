@@ -4,7 +4,7 @@ Ray leaves its folder behind, and trials of a killed driver live on for seconds 
 session keeps a list of its processes, each with its time of birth, and the next sweep ends what is left of it:
 processes on the list that this user has started. Ray opens its folder to all users of the machine, so it lies below
 ours, which is closed: a list that others could write would let them end any process of this user. The time of
-birth tells processes apart: a number alone is given to another process as soon as its owner has ended.
+birth distinguishes processes: a number alone is given to another process as soon as its owner has ended.
 """
 
 import os
@@ -68,7 +68,7 @@ def end_process(number: int, born: str) -> bool:
         return False
     try:
         process = os.pidfd_open(number)  # from here on the number means this very process
-    except (OSError, AttributeError, OverflowError):  # it has ended, or this is no Linux
+    except (OSError, AttributeError, OverflowError):  # it has ended, or the system is not Linux
         return False
     try:
         if birth(number) != born or (PROC / str(number)).stat().st_uid != os.getuid():
@@ -95,7 +95,7 @@ REMOVAL_SECONDS = 10.0
 MAKING_SECONDS = 60.0
 # Where the command of a Ray server names its cluster.
 GCS_ADDRESS = re.compile(rb"--gcs-address=([^\s\0]+)")
-# Tells the processes of a session where its list is; they inherit it.
+# Names the list of a session to its processes, which inherit it.
 VARIABLE = "FL_LIGHTNING_SESSION"
 
 
@@ -120,11 +120,11 @@ def session() -> Iterator[Path]:
 def started_for(folder: Path) -> Iterator[int]:
     """Ray's servers and workers of this session, and their children, whether or not they have got onto the list.
 
-    They name the folder in their command and carry it in their environment, also when who has started them is gone.
+    They name the folder in their command and carry it in their environment, also after the process that started them.
     """
     mark = f"{VARIABLE}={folder}".encode()
     for number in all_processes():
-        with suppress(OSError):  # it has just ended, or is somebody else's
+        with suppress(OSError):  # it has just ended, or belongs to another user
             named, given = (Path(f"/proc/{number}/{file}").read_bytes() for file in ("cmdline", "environ"))
             if str(folder).encode() in named and mark in given.split(b"\0"):
                 yield number
@@ -158,7 +158,7 @@ def sweep_up() -> None:
         with suppress(filelock.Timeout, OSError, NotImplementedError):  # its driver lives, or it cannot be read
             look = folder.lstat()
             if not stat.S_ISDIR(look.st_mode) or look.st_uid != os.getuid() or look.st_mode & 0o022:
-                continue  # another user's, or open to others, who may have written what is in it
+                continue  # another user's, or writable by others
             if not (folder / OWNER).exists() and time.time() - look.st_mtime < MAKING_SECONDS:
                 continue  # another driver is just making it
             with filelock.FileLock(folder / OWNER, timeout=0):
@@ -167,7 +167,7 @@ def sweep_up() -> None:
 
 
 def end_processes(folder: Path) -> None:
-    """End the processes on the list of a session; lines that are damaged name nobody."""
+    """End the processes on the list of a session; damaged lines name none."""
     with suppress(OSError):
         for line in (folder / PROCESSES).read_text(encoding="ascii", errors="replace").splitlines():
             number, _, born = line.partition(" ")

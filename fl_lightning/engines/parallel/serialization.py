@@ -1,7 +1,7 @@
 """Objects on their way to another process and back.
 
 Both sides have some things already (the data, the model, the plan of a client): these travel as names. Tensors travel
-as arrays beside the rest, which Ray keeps in shared memory: whoever only reads gets a view of it, and no copy. Tensors
+as arrays beside the rest, which Ray keeps in shared memory: a reader gets a view of it, and no copy. Tensors
 that lie on the sender's device come to lie on the receiver's, whatever the two are called.
 """
 
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
     """How an array becomes the tensor again that it was.
 
     Attributes:
-        place: Of its array in the parcel.
+        place: Of its array in the serialized object.
         shape: Of the tensor.
         stride: Of the tensor: what a matrix product does in detail depends on the order of its operands' numbers.
         dtype: Of the tensor.
@@ -98,7 +98,7 @@ def unpack(serialized: Serialized, known: Mapping[str, Any], device: torch.devic
         serialized: As it came.
         known: What this process has, by name.
         device: Where tensors go that lay on the sender's.
-        views: Whether tensors may be views of Ray's memory, which nobody may write to. Otherwise they are copies.
+        views: Whether tensors may be views of Ray's memory, which is read-only. Otherwise they are copies.
 
     Raises:
         UserError: If it needs a plug-in that this process does not see, or of which it has another one.

@@ -152,7 +152,7 @@ class Worker:
 
         Args:
             problem: References to the references of the data and of the problem.
-            start: Reference to the parcel of the round's start.
+            start: Reference to the serialized start of the round.
             groups: Which clients.
 
         Returns:

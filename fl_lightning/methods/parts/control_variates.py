@@ -1,9 +1,9 @@
-"""Control variates, estimates of every client's gradient and of everybody's, as SCAFFOLD and FOLA's cavity use them.
+"""Control variates, estimates of every client's gradient and of their mean, as SCAFFOLD and FOLA's cavity use them.
 
     c_n+ = c_n - c + (x - y_n) / (K_n lr)       the mean gradient along client n's path of K_n steps from x to y_n
     c   <- c + sum_n q_n (c_n+ - c_n)           q_n: the client's weight among all clients, so that c = sum_n q_n c_n
 
-A client that adds <c - c_n, theta> to its loss then moves as everybody does on average. Where something else has pulled
+A client that adds <c - c_n, theta> to its loss then moves as the clients do on average. Where something else has acted
 at the client, too, such as a prior, its path says less than the gradients do:
 
     c_n+ = (1/K_n) sum_t g_t                    g_t: gradient of the likelihood alone in step t
@@ -27,7 +27,7 @@ class ControlVariates(NamedTuple):
     """The control variates of all.
 
     Attributes:
-        mean: c, everybody's.
+        mean: c, that of all clients.
         clients: c_n of every client; zero for those that have not taken part yet.
     """
 
@@ -62,20 +62,20 @@ class Path(NamedTuple):
 
     def seen(self, own: Any, step: Step) -> "Path":
         """The path after a step, with the method's own statistics after it."""
-        if isinstance(step.fraction, float):  # of one client, whose sums nobody else sees
+        if isinstance(step.fraction, float):  # of one client, whose sums stay private
             add_all(list(self.gradients.values()), [step.grad[name] for name in self.gradients])
             return self._replace(own=own)
         return Path(own, zip_map(torch.add, self.gradients, step.grad))
 
     def change(self, num_steps: int, own: Params) -> Params:
-        """c_n+ - c_n of a client whose variate was c_n."""
+        """c_n+ - c_n of a client whose control variate was c_n."""
         if num_steps == 0:
             return zeros(own)
         return zip_map(lambda g, c: (g.double() / num_steps - c.double()).to(c.dtype), self.gradients, own)
 
 
 def check(who: str, training: Training) -> None:
-    """Raise `UserError` for optimisers along whose path (x - y_n) / (K_n lr) is no mean gradient."""
+    """Raise `UserError` for optimisers along whose path (x - y_n) / (K_n lr) is not a mean gradient."""
     require_sgd(training, f"{who} takes mean gradients from plain SGD")
     require(
         training.momentum == 0,
@@ -102,7 +102,7 @@ def change_along_path(local: Local, start: Params, mean: Params) -> Params:
 
 
 def excesses(before: ControlVariates, cohort: Cohort, changes: Sequence[Params]) -> list[float]:
-    """How far each member's new variate is from the mean, sqrt(K_n) ||c_n+ - c+||, in units of the others' distances.
+    """Distances of the members' new control variates from the mean, sqrt(K_n) ||c_n+ - c+||, in units of the others'.
 
     The unit is their root mean square. A mean of K gradients is known up to 1/sqrt(K): with the root clients of very
     different sizes are alike.
@@ -121,11 +121,11 @@ def excesses(before: ControlVariates, cohort: Cohort, changes: Sequence[Params])
 
 
 def limited(before: ControlVariates, cohort: Cohort, changes: Sequence[Params], limit: float | None) -> list[Params]:
-    """The changes, where no member's variate ends farther from the mean than `limit` times the unit of `excesses`.
+    """The changes, limited so that every control variate ends within `limit` times the unit of `excesses`.
 
-    The variate of a client with a handful of samples can feed on itself: its K_n lr is short, its curvature times lr
+    The control variate of a client with few samples can feed on itself: its K_n lr is short, its curvature times lr
     may exceed 2, and the correction keeps it where that is so. With equal K_n a client with at least 1 / (1 + limit) of
-    the weight is never limited, since the distances c - c_n add up to zero. None is no limit.
+    the weight is never limited, since the distances c - c_n add up to zero. None sets no limit.
     """
     if limit is None:
         return list(changes)

@@ -35,7 +35,7 @@ class Measuring:
         eigen_order: Which eigenvalue goes to which parameter, for e_full.
         equal_steps: Whether every step counts 1 along a path, instead of the batch's share of the data.
         mean_over_epochs: Whether curvature along a path is a mean over epochs instead of a sum.
-        slopes: Which slopes the factor G is made of; None for what the number of classes allows.
+        slopes: Which gradients the factor G is made of; None for what the number of classes allows.
         first_layer: Whether the first layer is averaged instead, so that nothing is sent of the second moments of the
             inputs themselves.
         rest: What becomes of all layers but the last, for last_layer.

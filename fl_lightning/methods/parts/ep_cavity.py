@@ -22,7 +22,7 @@ from fl_lightning.training import Training
 
 
 class CavityTerms(NamedTuple):
-    """What a client knows by itself, of the factor that is taken out.
+    """A client's own data about the factor that is taken out.
 
     Attributes:
         samples: How many samples its likelihood counts for.
@@ -109,5 +109,5 @@ def of_precision(precision: Params) -> dict[str, float | list[float]]:
 
 
 def negatives(factors: Sequence[Factor]) -> list[float]:
-    """How many parameters of each factor have a negative precision: there it is no density."""
+    """How many parameters of each factor have a negative precision, where it is not a density."""
     return [float(sum(int((v < 0).sum()) for v in factor.precision.values())) for factor in factors]

@@ -26,7 +26,7 @@ FORMS: dict[FormName, type[Form]] = {
 def require_suitable(
     name: FormName, measuring: Measuring, method: Method, strength: float, training: Training, server: Server
 ) -> None:
-    """Raise `UserError` for a form that does not suit the other settings, the network, or the strength of a prior.
+    """Raise `UserError` for a form that does not suit the other settings, the network, or the weight of a prior.
 
     Args:
         name: Of the form.

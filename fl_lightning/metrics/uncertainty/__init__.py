@@ -1,1 +1,1 @@
-"""What a model knows about what it does not know: calibration, the federated posterior, and its predictions."""
+"""The federated posterior, its predictions, and their calibration."""

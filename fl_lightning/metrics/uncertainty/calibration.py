@@ -1,4 +1,4 @@
-"""How far probabilities can be trusted: sums over blocks of a test set, which combine to those of the whole.
+"""Calibration of probabilities: sums over blocks of a test set, which combine to those of the whole.
 
     NLL   = mean of -ln p_y
     Brier = mean of sum_k (p_k - 1[y = k])^2, from 0 to 2
@@ -6,10 +6,11 @@
     adaptive ECE: the same with bins of equally many samples (Nguyen and O'Connor 2015)
     class-wise ECE: mean over classes k of the same for p_k against 1[y = k] (Kull et al. 2019)
 
-All in float64. Published numbers differ in the number of bins (15 here, 100 and 10 elsewhere) and in who owns the
+All in float64. Published numbers differ in the number of bins (15 here, 100 and 10 elsewhere) and in the bin that has
+the
 edges: torchmetrics 1.9 has [lo, hi) and puts a confidence of exactly 1, common in float32, into a 16th bin of its own.
 
-Whether uncertainty sorts: errors from hits (risk and coverage), strange inputs from known ones.
+Whether uncertainty separates errors from hits (risk and coverage), and out-of-distribution inputs from others.
 
     AURC  = mean over k = 1 .. n of the error among the k most confident (Geifman and El-Yaniv 2017)
     E-AURC = AURC minus that of an oracle which is least confident where it is wrong
@@ -61,7 +62,7 @@ class Calibration(NamedTuple):
         nll: Sum of -ln p_y.
         brier: Sum of the Brier scores.
         top: Bins of the largest probability.
-        classes: Bins of every class's probability, classes x bins; None where nobody asked for it.
+        classes: Bins of every class's probability, classes x bins; None where it is not asked for.
     """
 
     samples: int
@@ -167,7 +168,7 @@ def selective(confidence: Tensor, hits: Tensor) -> dict[str, float]:
 
 
 def detection(inside: Tensor, outside: Tensor) -> dict[str, float]:
-    """How well a score tells strange inputs, for which it should be large, from known ones."""
+    """How well a score separates out-of-distribution inputs, for which it should be large, from others."""
     score = torch.cat([inside, outside]).double()
     strange = torch.cat([torch.zeros_like(inside), torch.ones_like(outside)]).double()
     # Thresholds from high to low; equal scores are passed at once.

@@ -1,6 +1,6 @@
-"""All numbers of a posterior's predictions on a test set and on strange inputs, and the curves behind figures.
+"""All numbers of a posterior's predictions on a test set and on OOD inputs, and the curves behind figures.
 
-Names: `KIND/NLL`, `KIND/ECE`, ... for every kind of prediction, `KIND/AUROC/NAME` for strange inputs NAME, which the
+Names: `KIND/NLL`, `KIND/ECE`, ... for every kind of prediction, `KIND/AUROC/NAME` for OOD inputs NAME, which the
 entropy of the prediction is to find (`KIND/AUROC_information/NAME` by the disagreement of draws or of an ensemble).
 """
 
@@ -64,7 +64,7 @@ def measure(posterior: Posterior, dataset: Dataset, kinds: Sequence[str], strang
         posterior: Of the model.
         dataset: Whose test set is looked at, block by block.
         kinds: Of predictions, see `uncertainty.kinds`.
-        strange: Inputs that are of no class, by name, stored as the test set is.
+        strange: Out-of-distribution inputs by name, stored as the test set is.
     """
     metrics: dict[str, float] = {}
     arrays: Arrays = {"bins": np.array(BINS), "coverage": np.linspace(0, 1, COVERAGES)}

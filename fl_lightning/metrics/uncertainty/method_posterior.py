@@ -4,7 +4,7 @@
     ep       H = (S_S - prior I) / m    S_S: the precision of the posterior itself, a sum over samples and the prior
 
 The curvature of earlier rounds is that of earlier models, and with partial participation of those who took part: these
-are what the method believes, not the Laplace posterior of its final model. Squared gradients of minibatches are about
+are the method's own, not the Laplace posterior of its final model. Squared gradients of minibatches are about
 as many times too small as a batch has samples, E[g_B^2] = mean^2 + variance / B, hence c.
 """
 

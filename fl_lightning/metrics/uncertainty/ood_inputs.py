@@ -1,4 +1,4 @@
-"""Inputs that are of no class that a model knows: other datasets, noise, rotated images, classes that nobody has.
+"""Out-of-distribution inputs: other datasets, noise, rotated images, classes that no client has.
 
 They are standardised as the training set is: a model sees them as it would see its own data.
 """
@@ -20,13 +20,13 @@ NOISE, ROTATED, DROPPED = "noise", "rotated", "dropped_classes"
 
 
 def inputs_of(name: str, dataset: Dataset, root: str | None, dropped: Inputs | None, seed: int) -> Inputs:
-    """Strange inputs, stored as those of the test set are.
+    """Out-of-distribution inputs, stored as those of the test set are.
 
     Args:
         name: A dataset, `noise`, `rotated`, `dropped_classes`, or a file.
         dataset: That the model was trained on.
         root: Where its files are; other datasets are looked for beside them.
-        dropped: Test samples of classes that nobody has, if there are any.
+        dropped: Test samples of dropped classes, if any.
         seed: Key of the noise.
 
     Raises:

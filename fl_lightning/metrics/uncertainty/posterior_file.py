@@ -122,7 +122,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             header = dict(file.metadata() or {})
-            require(header.get("format") == FORMAT, f"{path} is no posterior of this version; make it again")
+            require(header.get("format") == FORMAT, f"{path} holds a posterior of another version; make it again")
             # Copies: in the file's memory tensors begin anywhere, and the rounding of matrix products depends on that.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, ValueError) as error:

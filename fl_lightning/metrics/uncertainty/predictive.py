@@ -41,7 +41,7 @@ class Prediction(NamedTuple):
     Attributes:
         log_probabilities: Samples x classes, in float64.
         spread: Standard deviations of the probabilities under the posterior, samples x classes; zero for map and
-            temperature, which have none. For probit to first order in the logits. None where nobody asked.
+            temperature, which have none. For probit to first order in the logits. None where not asked for.
         information: Of draws and ensembles, the mutual information of prediction and model: how much they disagree.
     """
 

@@ -4,7 +4,7 @@
 
 H_n is the mean curvature of client n's samples: the diagonal or the full Gauss-Newton matrix, or the Kronecker factors
 A and G of every layer. All of these are means over samples at one model, so that H is the curvature of the pooled data,
-whatever the partition; there is no error of aggregation. Nobody trains, and everybody takes part once.
+whatever the partition; without aggregation error. All clients take part once, without training.
 """
 
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ def require_finite(curvature: Params) -> None:
 
 
 def check(task: Task, weights: Weights, data: ClientData, form: Form) -> None:
-    """Refuse a network that the form does not know, and a matrix for which there is no memory."""
+    """Refuse a network that the form does not cover, and a matrix that exceeds the memory."""
     require_cross_entropy(task)
     recording = _recorded(task, weights, data.fetch(data.indices[:1])[0])
     if form == "last_layer":

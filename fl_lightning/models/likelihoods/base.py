@@ -122,13 +122,13 @@ class Likelihood(ABC):
 
 
 def require_curvature(likelihood: Likelihood) -> None:
-    """Refuse a likelihood whose curvature at the outputs nobody knows."""
+    """Refuse a likelihood without curvature at the outputs."""
     if not likelihood.knows_curvature:
         raise likelihood._unknown()
 
 
 def require_classes(who: str, likelihood: Likelihood) -> None:
-    """Refuse a task without classes, where somebody counts or averages them."""
+    """Refuse a task without classes, where classes are counted or averaged."""
     require(
         likelihood.has_classes,
         f"{who} needs a task of classification, whose samples have one class each, got {likelihood.task}; use another "

@@ -2,7 +2,7 @@
 
     -ln p(y | f) = (1/T) sum_t -ln softmax(f_t)_{y_t},   H = (1/T) (diag p_t - p_t p_t^T) for every position t
 
-T is the number of positions of the sample that are no padding: every sample counts the same, whatever its length.
+T is the number of positions of the sample without padding: every sample counts the same, whatever its length.
 Where all have one length, the loss is torch's cross-entropy over all positions. A mean over positions is a likelihood
 to the power 1/T: H is the curvature of the loss, which is T times the mean square of a sample's gradients at the true
 model.

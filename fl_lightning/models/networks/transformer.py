@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Small transformer over tokens, 2 layers of width 64 with 4 heads; it says a class per token or per sequence.
+    """Small transformer over tokens, 2 layers of width 64 with 4 heads; one output per token or per sequence.
 
     It says a class for every position (data.task tokens), or one for the whole sequence, from the mean of all
     positions. Vaswani et al.: Attention Is All You Need, NeurIPS 2017; norms come first, as in Xiong et al., ICML 2020.

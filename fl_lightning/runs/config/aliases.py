@@ -102,7 +102,7 @@ def unknown_setting(given: str, known: Collection[str], names: Mapping[str, str]
         return UnknownSetting(
             given,
             f"unknown setting {given!r}: it is said beside the settings, as an argument of run in Python and as "
-            f"--{given} where a command takes it; it changes no number, so it is no part of a configuration",
+            f"--{given} where a command takes it; it changes no number, so a configuration does not hold it",
         )
     meant = usual(given, known)
     # A usual name of a setting that is there comes before the same letter elsewhere: FOLA's gamma is its damping.

@@ -199,10 +199,10 @@ def meaning(text: str) -> Any:
 
 
 def type_in_words(kind: Any) -> str:
-    """A type as one would say it.
+    """A type in plain words.
 
     >>> type_in_words(float | None), type_in_words(Literal["a", "b"]), type_in_words(tuple[int, ...])
-    ('a number or null', 'one of a, b', 'a list, each a whole number')
+    ('a number or null', 'one of a, b', 'a list of whole numbers, such as [1, 2]')
     """
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     if kind in words:
@@ -210,5 +210,10 @@ def type_in_words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}" if len(get_args(kind)) > 1 else str(get_args(kind)[0])
     if get_origin(kind) in (tuple, list):
-        return f"a list, each {type_in_words(get_args(kind)[0])}"
+        return _list_in_words(get_args(kind)[0])
     return " or ".join(type_in_words(option) for option in get_args(kind)) or str(kind)
+
+
+def _list_in_words(item: Any) -> str:
+    lists: dict[Any, str] = {int: "whole numbers, such as [1, 2]", str: "texts, such as [a, b]"}
+    return f"a list of {lists.get(item) or type_in_words(item).replace('one of', 'any of')}"

@@ -1,4 +1,4 @@
-"""How far predictions can be trusted, drawn: reliability, risk and coverage, entropies in and out of distribution."""
+"""Calibration, drawn: reliability, risk and coverage, entropies in and out of distribution."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

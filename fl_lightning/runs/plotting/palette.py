@@ -1,7 +1,7 @@
 """The colours of all pictures, of one run or of many: a method looks the same everywhere, on light and on dark ground.
 
 The colours are Okabe and Ito's and, for the rarer methods, Tol's: distinguishable with every kind of colour vision, and
-every method has a marker of its own as well. Somebody's own method gets its colour from its name.
+every method has a marker of its own as well. A user's method gets its colour from its name.
 """
 
 import colorsys
@@ -76,7 +76,7 @@ SHADES = (
     ("#162874", "#f4fbc0"),
     ("#081d58", "#fcfed3"),
 )
-# Of what is no method; equal places in two figures need not mean the same.
+# For labels that name no method; equal places in two figures need not mean the same.
 MARKERS = "osD^vP*Xph<>"
 DASHES = ("solid", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (9, 3)))
 
@@ -99,7 +99,7 @@ def current() -> Theme:
 
 
 class Look(NamedTuple):
-    """How one contestant is drawn."""
+    """How one case is drawn."""
 
     colour: str
     marker: str

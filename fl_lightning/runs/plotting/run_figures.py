@@ -1,4 +1,4 @@
-"""Pictures that a run leaves: learning curves, who holds which classes, how far predictions can be trusted."""
+"""Pictures that a run leaves: learning curves, the classes of the clients, calibration."""
 
 import io
 import textwrap

@@ -47,7 +47,7 @@ def description_of(
     Args:
         config: Its settings.
         folder: Where its files are.
-        clients: Who holds which samples.
+        clients: The samples of each client.
         further: Further tags.
 
     Raises:

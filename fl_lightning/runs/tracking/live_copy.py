@@ -50,12 +50,12 @@ class LiveCopy:
         return self._copy.run_id
 
     def update(self, account: Account) -> None:
-        """Tell the store, if the last time is long enough ago."""
+        """Update the store, if the last time is long enough ago."""
         if time.monotonic() - self._updated > SYNC_EVERY_SECONDS:
             self._tell(account)
 
     def flush(self, account: Account, seconds: float | None = None) -> bool:
-        """Tell the store now; whether it has everything after so many seconds at most, or when it does not answer."""
+        """Update the store now; whether it has everything after so many seconds at most, or when it does not answer."""
         self._tell(account)
         with self._changed:
             failures, self._urged = self._failures, True
@@ -66,7 +66,7 @@ class LiveCopy:
             return self._is_done
 
     def close(self, account: Account, seconds: float | None = END_SECONDS) -> bool:
-        """Tell the store the last time; what it lacks after so many seconds, the same command sends."""
+        """Update the store the last time; what it lacks after so many seconds, the same command sends."""
         done = self.flush(account, seconds)
         with self._changed:
             self._closed = True
@@ -95,7 +95,7 @@ class LiveCopy:
             sync(account, open_place(self.uri, self._out), self._copy)
 
     def _work(self) -> None:
-        """Tell the server whenever there is news, until the end."""
+        """Update the server after each change, until the end."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or not self._is_done)

@@ -1,6 +1,6 @@
 """Where runs are tracked, whether a server answers there, and how a database comes to be: as a whole, or not at all.
 
-MLflow makes a database by dozens of migrations that are no transaction: killed among them, or begun by two processes
+MLflow makes a database by dozens of migrations outside of a transaction: killed among them, or begun by two processes
 at once, they leave a file that no command can open. So one process at a time makes it, in a file beside it, and gives
 it its name when it is complete.
 """
@@ -136,7 +136,7 @@ def ensure(database: Path, fill: Callable[[str], None]) -> None:
 
     Args:
         database: The file.
-        fill: Writes into a new one, given its URI, before anybody else sees it.
+        fill: Writes into a new one, given its URI, before other processes see it.
     """
     for end in ("", *COMPANIONS):
         path = Path(f"{database}{end}")
@@ -177,7 +177,7 @@ def _is_whole(database: Path) -> bool:
 
 def _create(database: Path, fill: Callable[[str], None]) -> None:
     passing, whole = (database.with_name(f"{database.name}.{name}") for name in ("new", "part"))
-    for path in (passing, whole, database):  # by a process that was killed, or by somebody who deleted the database
+    for path in (passing, whole, database):  # by a process that was killed, or by the user who deleted the database
         _remove(path)
     fill(sqlite_uri(passing.resolve()))
     # A copy, because MLflow keeps the file open that it has made.

@@ -104,7 +104,7 @@ def sync(account: Account, place: Place, copy: Copy) -> None:
     Args:
         account: What the store is to know.
         place: Where to write.
-        copy: What the store has; told of what is added.
+        copy: What the store has; updated with what is added.
     """
     from mlflow.entities import Metric, RunTag
 
@@ -265,7 +265,7 @@ def open_place(uri: str, out: Path) -> Place:
 
 
 def _fill(out: Path, uri: str, place: Place) -> None:
-    """Tell a new database of the runs that have ended and whose store is gone; others do so when they go on.
+    """Add to a new database the runs that have ended and whose store is gone; others follow when they go on.
 
     Args:
         out: Folder of all runs.

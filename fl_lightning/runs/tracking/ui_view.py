@@ -2,7 +2,7 @@
 
 MLflow itself shows neither metrics nor params in its table until a user chooses columns, and its charts in the order of
 the alphabet, with the quantiles of LA before the NLL. A shared view, which is a tag of the experiment and a key in the
-address, chooses both for everybody. It sorts by a metric, because only then does the table show the runs of a sweep and
+address, chooses both for all users. It sorts by a metric, because only then does the table show the runs of a sweep and
 not the sweep alone.
 """
 

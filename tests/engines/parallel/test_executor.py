@@ -115,7 +115,7 @@ def test_one_and_a_half_gpus():
 def test_what_auto_could_never_have_is_refused_before_training(monkeypatch):
     monkeypatch.setattr(executor, "is_connected", lambda: False)  # as if there were no cluster in this process
     check_refused(
-        r"there is no room for a worker of 1 CPU and 4 GPU \(this machine: ",
+        r"no node has room for a worker of 1 CPU and 4 GPU \(this machine: ",
         workers=Workers("auto", resources=Resources(1, 4)),
     )
     monkeypatch.setattr(ray_cluster, "is_connected", lambda: False)

@@ -1,4 +1,4 @@
-"""The final round where inputs are tokens, or several; and names of inputs of no class."""
+"""The final round where inputs are tokens, or several; and names of out-of-distribution inputs."""
 
 from typing import NamedTuple
 

@@ -74,10 +74,10 @@ def test_what_fits(kind, given, expected):
         (float, "two\nlines", "a number, got two lines"),
         (bool, 1, "true or false, got 1"),
         (Either, "best", "a number or one of auto, holdout, got best"),
-        (tuple[int, ...], "3", "a list, each a whole number, got 3"),
-        (tuple[int, ...], "[x]", "a list, each a whole number, got [x]"),
-        (tuple[str, ...], [1], "a list, each text, got [1]"),
-        (tuple[int, float], [1], "a list, each a whole number, got [1]"),
+        (tuple[int, ...], "3", "a list of whole numbers, such as [1, 2], got 3"),
+        (tuple[int, ...], "[x]", "a list of whole numbers, such as [1, 2], got [x]"),
+        (tuple[str, ...], [1], "a list of texts, such as [a, b], got [1]"),
+        (tuple[int, float], [1], "a list of whole numbers, such as [1, 2], got [1]"),
     ],
 )
 def test_what_does_not_fit_is_refused_as_it_was_given(kind, given, words):
