@@ -222,17 +222,14 @@ def check_wide(method: str, task: Task, data: ClientData) -> None:
     params, number = task.initial.params, min(EXAMPLES, len(data.dataset.train_y))
     x, y = data.fetch(torch.arange(number, device=data.indices.device))
     live = dict(enumerate(live_units(params)))
-    was_training = task.model.training
     with streams.undisturbed():
-        task.model.eval()
-        with torch.no_grad():
+        with task.evaluating():
             same = torch.allclose(
                 task.logits(Weights(_rolled(params), {}), x), task.logits(Weights(params, {}), x), rtol=1e-3, atol=1e-4
             )
-        task.train()
-        slopes = torch.func.grad(lambda p: task.loss(Weights(p, {}), x, y))(params)
-    task.train(was_training)
-    dead = all(torch.equal(slopes[name], value) for name, value in restricted(slopes, live).items())
+        with task.in_mode(True):
+            gradient = torch.func.grad(lambda p: task.loss(Weights(p, {}), x, y))(params)
+    dead = all(torch.equal(gradient[name], value) for name, value in restricted(gradient, live).items())
     require(
         same and dead,
         f"{method} needs a chain of layers whose units can change places and whose activations are 0 at 0, got a model "

@@ -1,7 +1,5 @@
 """The Fisher of a client's likelihood: online, along its path, or at a fixed model."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -41,7 +39,7 @@ def diagonal_fisher(task: Task, weights: Weights, data: ClientData, kind: Fisher
     """
     size = BLOCK if kind == "per_sample" else batch_size or len(data)
     total = zeros(weights.params)
-    with _evaluation_mode(task):
+    with task.in_mode(False):
         for x, y in data.blocks(size):
             if kind == "per_sample":
                 squares = squared_gradients(task, weights, x, y)
@@ -60,7 +58,7 @@ def fisher_at_end(local: Local, kind: FisherKind) -> Params:
 def mean_gradient(task: Task, weights: Weights, data: ClientData) -> Params:
     """Gradient of the mean loss over all the client's data at one model, in evaluation mode, block by block."""
     total = zeros(weights.params)
-    with _evaluation_mode(task):
+    with task.in_mode(False):
         for x, y in data.blocks():
             _accumulate(total, _gradient(task, weights, x, y), len(y) / len(data))
     return total
@@ -73,13 +71,3 @@ def _gradient(task: Task, weights: Weights, x: Tensor, y: Tensor) -> Params:
 def _accumulate(total: Params, values: Params, share: float) -> None:
     for name, value in values.items():
         total[name].add_(value, alpha=share)
-
-
-@contextmanager
-def _evaluation_mode(task: Task) -> Iterator[None]:
-    was_training = task.model.training
-    task.model.eval()
-    try:
-        yield
-    finally:
-        task.train(was_training)

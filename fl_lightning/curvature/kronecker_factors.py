@@ -76,9 +76,7 @@ def factors(
     gradient_moments: dict[str, Tensor] = {}
     rest: tuple[str, ...] = ()
     seen = 0
-    was_training = task.model.training
-    task.model.eval()
-    try:
+    with task.in_mode(False):
         for x, y in data.blocks(block):
             activity.say(f"Kronecker factors, {seen} of {len(data)} samples")
             recording = record(task, weights, x)
@@ -93,8 +91,6 @@ def factors(
                 for seed in _seeds(task, recording.logits, y, gradients, drawn):
                     _add_gradients(gradient_moments, recording, seed)
             seen += len(y)
-    finally:
-        task.train(was_training)
     return Factors(
         {name: moment / len(data) for name, moment in second_moments.items()},
         {name: moment / len(data) for name, moment in gradient_moments.items()},

@@ -110,15 +110,9 @@ def _examples(data: ClientData) -> Inputs:
 
 def _in_training(task: Task, x: Inputs) -> Tensor:
     """The outputs in training mode; BatchNorm's statistics and the random stream stay unchanged."""
-    was_training = task.model.training
-    task.train()
-    try:
-        with torch.no_grad(), streams.undisturbed():
-            return task.logits(
-                Weights(task.initial.params, zip_map(torch.clone, task.initial.buffers)), each(torch.clone, x)
-            )
-    finally:
-        task.train(was_training)
+    weights = Weights(task.initial.params, zip_map(torch.clone, task.initial.buffers))
+    with task.in_mode(True), torch.no_grad(), streams.undisturbed():
+        return task.logits(weights, each(torch.clone, x))
 
 
 def check_fit(task: Task, data: ClientData) -> None:

@@ -192,23 +192,18 @@ class FedBE(Method, HasEnsemble):
         )
         params, velocity = start, zeros(start)
         total = zip_map(lambda p: torch.zeros_like(p, dtype=torch.float64), start)
-        was_training = task.model.training
-        task.train()  # the student learns with dropout, as clients do
-        try:
-            with streams.global_noise(seed, "noise"):
-                for step, chosen in enumerate(self._batches(len(data), seed), start=1):
-                    places = chosen.to(targets.device)
-                    x, _ = data.fetch(data.indices[places])
+        with task.in_mode(True), streams.global_noise(seed, "noise"):  # the student learns with dropout, as clients do
+            for step, chosen in enumerate(self._batches(len(data), seed), start=1):
+                places = chosen.to(targets.device)
+                x, _ = data.fetch(data.indices[places])
 
-                    def loss(params: Params, x: Tensor = x, goal: Tensor = targets[places]) -> Tensor:
-                        logits = task.logits(Weights(params, task.initial.buffers), x)
-                        return kl_div(log_softmax(logits, dim=1), goal, reduction="batchmean") / per
+                def loss(params: Params, x: Tensor = x, goal: Tensor = targets[places]) -> Tensor:
+                    logits = task.logits(Weights(params, task.initial.buffers), x)
+                    return kl_div(log_softmax(logits, dim=1), goal, reduction="batchmean") / per
 
-                    params, velocity = sgd(params, torch.func.grad(loss)(params), velocity, student)
-                    if step in averaged:
-                        total = zip_map(torch.add, total, params)
-        finally:
-            task.train(was_training)
+                params, velocity = sgd(params, torch.func.grad(loss)(params), velocity, student)
+                if step in averaged:
+                    total = zip_map(torch.add, total, params)
         return cast_like(zip_map(lambda value: value / len(averaged), total), start)
 
     def diagnose(

@@ -193,12 +193,17 @@ class Task:
         return (losses * mask).sum() / mask.sum().clamp(min=1)
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Evaluation mode without gradients, for this block."""
+    def in_mode(self, training: bool) -> Iterator[None]:
+        """Training mode, or evaluation mode, for this block."""
         was_training = self.model.training
-        self.model.eval()
+        self.train(training)
         try:
-            with torch.no_grad():
-                yield
+            yield
         finally:
             self.train(was_training)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode without gradients, for this block."""
+        with self.in_mode(False), torch.no_grad():
+            yield

@@ -44,9 +44,7 @@ def linearise(task: Task, weights: Weights, x: Inputs, last_only: bool = False) 
         x: Inputs.
         last_only: Whether the last layer is enough, which needs no backward pass.
     """
-    was_training = task.model.training
-    task.model.eval()
-    try:
+    with task.in_mode(False):
         recording = layers.record(task, weights, x)
         logits = recording.logits.detach()
         if last_only:
@@ -69,8 +67,6 @@ def linearise(task: Task, weights: Weights, x: Inputs, last_only: bool = False) 
             for call, parts in zip(recording.calls, found, strict=True)
         }
         return Linearised(logits, named)
-    finally:
-        task.train(was_training)
 
 
 def rows_of(call: Call) -> Tensor:

@@ -150,12 +150,8 @@ def last_layer(task: Task, weights: Weights, data: ClientData) -> Tensor:
 
 
 def _recorded(task: Task, weights: Weights, x: Tensor) -> layers.Recording:
-    was_training = task.model.training
-    task.model.eval()
-    try:
+    with task.in_mode(False):
         return layers.record(task, weights, x)
-    finally:
-        task.train(was_training)
 
 
 def total_loss(task: Task, weights: Weights, data: ClientData) -> float:
