@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 # Words outside of code blocks for each page; ALL_PAGES counts code, too.
-LIMITS = {"methods": 3_600, "results": 5_350, "claims": 2_500, "data": 2_000, "extending": 2_000, "fola": 2_200}
-ANY_PAGE, ALL_PAGES, README = 1_500, 26_300, 700
+LIMITS = {"methods": 3_600, "results": 5_420, "claims": 2_500, "data": 2_000, "extending": 2_000, "fola": 2_200}
+ANY_PAGE, ALL_PAGES, README = 1_500, 26_400, 700
 HABITS_IN_CODE = 0
 # Private words for known things in docstrings, comments and messages; lower a limit when you mend some.
 PRIVATE_WORDS = {
