@@ -331,6 +331,8 @@ class _Runner:
             ),
             _occupied(self.options.resources, workers),
         )
+        # Ray counts by itself what a cluster holds, also when nodes join; a search is given so many settings at once.
+        at_once = self.options.max_concurrent or None if self.options.address and searcher is None else self._slots
         name = f"{time.time_ns()}"
         reporter = Reporter(self.watch, count, self.failures)
         tuner = ray_tune.Tuner(
@@ -340,7 +342,7 @@ class _Runner:
                 search_alg=searcher,
                 scheduler=scheduler,
                 num_samples=1 if searcher is None else searcher.budget,
-                max_concurrent_trials=self._slots,
+                max_concurrent_trials=at_once,
                 reuse_actors=True,
             ),
             run_config=ray_tune.RunConfig(

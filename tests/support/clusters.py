@@ -28,8 +28,8 @@ NOT_COMPARED = ("seconds", "workers")
 
 
 @contextmanager
-def cluster(*cpus: int):
-    """A cluster of several nodes on this machine, which have so many CPUs; the first is the head."""
+def cluster(*nodes: int | dict[str, int]):
+    """A cluster of several nodes on this machine; each has so many CPUs, or what is said. The first is the head."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, for the sockets in it
     variables = {**ENVIRONMENT, "RAY_TMPDIR": folder}
     before = {name: os.environ.get(name) for name in variables}
@@ -39,10 +39,11 @@ def cluster(*cpus: int):
 
     Path(folder, "ray").mkdir()
     quiet = {"include_dashboard": False, "object_store_memory": 100_000_000}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], **quiet})
+    head, *others = ({"num_cpus": node} if isinstance(node, int) else node for node in nodes)
+    made = Cluster(initialize_head=True, head_node_args={**head, **quiet})
     try:
-        for number in cpus[1:]:
-            made.add_node(num_cpus=number, object_store_memory=100_000_000)
+        for node in others:
+            made.add_node(**node, object_store_memory=100_000_000)
         made.wait_for_nodes()
         yield made
     finally:
