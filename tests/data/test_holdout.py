@@ -151,3 +151,10 @@ def test_a_holdout_that_leaves_too_little_is_refused() -> None:
 def test_impossible_shares_are_refused(share: float) -> None:
     with pytest.raises(UserError, match=r"data\.holdout must be >= 0 and < 1"):
         Split(holdout=share)
+
+
+def test_a_seed_of_its_own_makes_it_the_same_for_every_run() -> None:
+    usual, own = Split(holdout=0.2), Split(holdout=0.2, holdout_seed=3)
+    assert not torch.equal(held_out(LABELS, usual, 0), held_out(LABELS, usual, 1))
+    assert torch.equal(held_out(LABELS, own, 0), held_out(LABELS, own, 1))
+    assert torch.equal(held_out(LABELS, own, 0), held_out(LABELS, usual, 3))

@@ -21,13 +21,13 @@ PINNED = json.loads((GOLDEN / "checkpoints.json").read_text())
 
 
 @pytest.mark.parametrize("name", PINNED)
-def test_an_old_run_goes_on(name, tmp_path):
+def test_an_old_run_goes_on(name, out):
     pinned = PINNED[name]
     with zipfile.ZipFile(GOLDEN / "checkpoints.zip") as file:
-        file.extractall(tmp_path, [one for one in file.namelist() if one.startswith(f"{pinned['folder']}/")])
+        file.extractall(out, [one for one in file.namelist() if one.startswith(f"{pinned['folder']}/")])
     config = configure(pinned["settings"])
-    assert folder_of(config, tmp_path).name == pinned["folder"]
-    result = run(config, tmp_path)
+    assert folder_of(config, out).name == pinned["folder"]
+    result = run(config, out)
     assert len(result.history) == config.federation.rounds
     assert result.history[0].metrics["seconds"] == pinned["first_seconds"]  # not computed again
     final = {key: result.final[key] for key in pinned["final"]}

@@ -57,13 +57,13 @@ def _run_tests(copy: Path, paths: tuple[str, ...]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
         del sys.modules[name]
     sys.path[:] = [str(copy), *(place for place in sys.path if place not in ("", str(ROOT)))]
-    os.environ |= {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+    os.environ |= {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "CHOICE_SEED": "0", "PYTHONDONTWRITEBYTECODE": ""}
     sys.dont_write_bytecode = False  # all but the changed file is compiled once
     os.chdir(copy)
     with open(copy / "output.txt", "w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    fast = ["-m", "not system and not exhaustive", "--choice-seed=0"]
+    fast = ["-m", "not system and not exhaustive"]
     # pytest would rewrite plugins, which are imported by now; Hypothesis's imports all of it for its last line.
     less = ["-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     os._exit(pytest.main(["-x", "-q", f"--basetemp={copy}/.tests", *fast, *less, *paths]))
