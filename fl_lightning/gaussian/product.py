@@ -24,6 +24,8 @@ def product(posteriors: Sequence[Form], weights: Sequence[float], damping: float
     Lambda = sum_n w_n (Lambda_n + damping I) and mu = Lambda^-1 sum_n w_n (Lambda_n + damping I) mu_n. Where no
     posterior has any precision, the product is improper in that direction and mu is the weighted average.
 
+    >>> import torch
+    >>> from fl_lightning.gaussian.diagonal import Diagonal
     >>> one = Diagonal({"w": torch.zeros(1)}, {"w": torch.ones(1)})
     >>> two = Diagonal({"w": torch.ones(1)}, {"w": 3 * torch.ones(1)})
     >>> product([one, two], [0.5, 0.5])
