@@ -48,8 +48,8 @@ def with_features(config: RunConfig, problem: Problem) -> Problem:
     """The same problem for the head alone, on features; as it is, where more is trained or they do not fit."""
     task, dataset = problem.task, problem.dataset
     is_fixed = config.model.tuning.train == "head" and dataset.augment == "none" and task.mixed is None
-    if not (is_fixed and config.compute.keep_features and task.step is None):
-        return problem
+    if not (is_fixed and config.compute.keep_features and task.step is None) or task.initial.buffers:
+        return problem  # a head has no buffers: those of the network would be missing in what is saved
     first = part(dataset.train_x, slice(1))
     name = head_of(task.model, _on(dataset.inputs(first, task.dtype), task))
     example = _features(task, name, first, dataset)
@@ -78,6 +78,7 @@ def _key(config: RunConfig, problem: Problem, name: str) -> str:
     """A hash of all that features depend on: the frozen part, the data, and which samples are looked at."""
     said = [config.names["data"], config.source, config.source.fingerprint(), config.split.test_subset]
     said += [config.split.drop_classes, name, problem.task.dtype, problem.task.device]
+    said += [config.names["model"], sorted(config.model.options.items())]  # the same weights with another activation
     if config.split.feature_skew != "none":
         said += [config.split, config.seed]
     found = hashlib.sha256(repr(said).encode())

@@ -44,6 +44,51 @@ def test_features_are_shared_where_nothing_of_them_differs(monkeypatch):
     assert with_features(config, problem) is problem
 
 
+PLUGIN = '''
+from torch import nn, ones
+
+class Own(nn.Module):
+    """A user's network, whose settings are no weights."""
+
+    def __init__(self, shape, num_classes, slope: float = 0.0, scaled: bool = False):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.LeakyReLU(slope))
+        self.head = nn.Linear(6, num_classes)
+        if scaled:
+            self.register_buffer("scale", ones(6))
+
+    def forward(self, x):
+        return self.head(self.body(x))
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "own.py").write_text(PLUGIN)
+    monkeypatch.setenv("FL_LIGHTNING_PLUGINS", str(tmp_path / "plugins"))
+    base = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
+
+    def of_own(**changes):
+        config = configure(
+            {**base, "model": "own", "model.train": "head"} | {f"model.{k}": v for k, v in changes.items()}
+        )
+        return config, problem_of(config)
+
+    return of_own
+
+
+def test_the_same_weights_with_another_activation_give_other_features(own):
+    first, second = (with_features(*own(slope=slope)).dataset.train_x for slope in (0.0, 0.5))
+    assert not torch.equal(first, second)
+
+
+def test_a_network_with_buffers_of_its_own_is_saved_and_loaded_whole(own, out):
+    config, problem = own(scaled=True)
+    assert with_features(config, problem) is problem
+    assert "scale" in load_model(experiment.run(config, out)).state_dict()
+
+
 @pytest.mark.parametrize("changes", [{"model__train": "last:2"}, {"compute__keep_features": False}])
 def test_other_problems_stay_as_they_are(changes):
     config, problem = of(**changes)
