@@ -6,15 +6,17 @@ The state dict of a run of which a part is trained holds that part alone. Its he
 
 import hashlib
 import json
+import os
 from pathlib import Path
+from uuid import uuid4
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 
-from fl_lightning.errors import UserError
+from fl_lightning.errors import UserError, require
 from fl_lightning.models import lora
-from fl_lightning.system.atomic import write_atomically
+from fl_lightning.system.atomic import write_atomically, writing
 
 # The state dict that a run leaves, the key of its header that names the rest, and where that is.
 MODEL, FROZEN, FOLDER = "model.safetensors", "frozen", "frozen"
@@ -27,11 +29,14 @@ LORA = "lora"
 def keep(out: Path, state: dict[str, Tensor]) -> str:
     """Write tensors, unless they are there already; their name follows from what they hold."""
     content = save({name: value.detach().cpu().contiguous().clone() for name, value in state.items()})
-    name = hashlib.sha256(content).hexdigest()[:16]
+    name = _name_of(content)
     path = _place(out, name)
-    if not path.exists():
+    if not path.exists() or path.read_bytes() != content:
         path.parent.mkdir(exist_ok=True)
-        write_atomically(path, content)
+        mine = path.with_name(f"{name}.{uuid4().hex}")  # several runs of a sweep may end at once
+        write_atomically(mine, content)
+        with writing(path):
+            os.replace(mine, path)
     return name
 
 
@@ -49,10 +54,18 @@ def trained(folder: Path) -> dict[str, Tensor]:
 
 
 def frozen(folder: Path) -> dict[str, Tensor] | None:
-    """The rest of a run's network; None of a run that trained the whole one, or where the rest is not there."""
+    """The rest of a run's network; None of a run that trained the whole one, or where the rest is not there.
+
+    Raises:
+        UserError: If it is damaged.
+    """
     name = header(folder).get(FROZEN)
-    path = None if name is None else _place(folder.parent, name)
-    return load_file(path) if path is not None and path.exists() else None
+    if name is None or not (path := _place(folder.parent, name)).exists():
+        return None
+    content = path.read_bytes()
+    remedy = f"compute a run that shares it again with --fresh, such as {folder}"
+    require(_name_of(content) == name, f"{path} is damaged; {remedy}")
+    return load(content)
 
 
 def whole(folder: Path) -> dict[str, Tensor]:
@@ -81,6 +94,10 @@ def header(folder: Path) -> dict[str, str]:
         return {}
     text = found.get(PART)
     return found if text is None else json.loads(text)
+
+
+def _name_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _place(out: Path, name: str) -> Path:

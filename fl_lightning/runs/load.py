@@ -189,13 +189,14 @@ def _folder(run: Result | Path | str, out: Path | str) -> Path:
 def _problem(config: RunConfig, folder: Path) -> Problem:
     """Data and the network that was really trained; on this machine's device where that of the run is not here.
 
-    Where the weights that it started from are gone, its frozen part is that which is kept beside the runs.
+    Where the weights that it started from are gone, its frozen part, if any, is that which is kept beside the runs.
     """
     if not config.compute.is_here:
         config = replace(config, compute=replace(config.compute, device="auto", precision=config.compute.unmixed))
-    start, rest = config.model.tuning.weights, frozen_weights.frozen(folder)
-    if start is not None and rest is not None and not Path(start).expanduser().exists():
-        tuning = replace(config.model.tuning, weights=None)
+    tuning, rest = config.model.tuning, frozen_weights.frozen(folder)
+    is_kept = rest is not None or tuning.train == "all"
+    if tuning.weights is not None and is_kept and not Path(tuning.weights).expanduser().exists():
+        tuning = replace(tuning, weights=None)
         config = replace(config, model=replace(config.model, tuning=tuning))
     problem = problem_of(config)
     if rest is not None:

@@ -1,20 +1,22 @@
 """Runs that start from weights, and train a part of a network."""
 
+import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from urllib.error import URLError
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from fl_lightning import experiment, load_model
 from fl_lightning.cli.flags import with_files
 from fl_lightning.cli.run import _parser
 from fl_lightning.errors import UserError
-from fl_lightning.runs import start_weights
+from fl_lightning.runs import frozen_weights, start_weights
 from fl_lightning.runs.config.run_config import configure
-from fl_lightning.runs.frozen_weights import FOLDER, MODEL
+from fl_lightning.runs.frozen_weights import FOLDER, FROZEN, MODEL, PART
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.problem import problem_of
 
@@ -86,6 +88,7 @@ class Harmful:
         (lambda path: path.write_bytes(pickle.dumps(Harmful())), "pickled code or objects, which are never executed"),
         (lambda path: torch.save({"w": Harmful()}, path), "pickled code or objects, which are never executed"),
         (lambda path: path.write_bytes(b"nothing"), "holds no weights|pickled code"),
+        (lambda path: path.write_bytes(b"\x80\x02."), r"holds no weights .IndexError.; save a state_dict"),
         (lambda path: torch.save([1, 2], path), "expected tensors by name, got list"),
         (lambda path: torch.save({"w": torch.zeros(2)}, path), "missing: layers.1.weight.*unexpected: w"),
         (lambda path: None, "does not exist; expected a file of weights, the folder of a finished run"),
@@ -138,6 +141,38 @@ def test_a_part_is_sent_saved_and_loaded_and_the_rest_kept_once(out):
     next((out / FOLDER).iterdir()).unlink()
     with pytest.raises(UserError, match=r"trained part of a network alone.*copy the folder frozen"):
         start_weights.read(str(runs[1].folder), {})
+
+
+def test_the_rest_is_written_as_a_whole_and_again_where_it_is_damaged(tmp_path):
+    state = {"w": torch.arange(5.0)}
+    name = frozen_weights.keep(tmp_path, state)
+    (path,) = (tmp_path / FOLDER).iterdir()
+    content = path.read_bytes()
+    saved_model = save({}, metadata={PART: json.dumps({FROZEN: name})})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / MODEL).write_bytes(saved_model)
+    assert equal(frozen_weights.frozen(tmp_path / "run"), state)
+    path.write_bytes(content[:-4])
+    with pytest.raises(UserError, match=r"safetensors is damaged; compute a run that shares it again with --fresh"):
+        frozen_weights.frozen(tmp_path / "run")
+    assert frozen_weights.keep(tmp_path, state) == name
+    assert [one.read_bytes() for one in (tmp_path / FOLDER).iterdir()] == [content]
+
+
+def test_runs_that_end_at_once_keep_the_rest_once(tmp_path):
+    state = {"w": torch.arange(200_000.0)}
+    with ThreadPoolExecutor(8) as pool:
+        names = set(pool.map(lambda _: frozen_weights.keep(tmp_path, state), range(40)))
+    assert [path.stem for path in (tmp_path / FOLDER).iterdir()] == list(names)
+
+
+@pytest.mark.slow
+def test_a_whole_network_is_loaded_where_its_start_is_gone(tmp_path, out):
+    saved(tmp_path / "w.pt", seed=5)
+    run = experiment.run(settings(model__weights=str(tmp_path / "w.pt")), out)
+    before = load_model(run).state_dict()
+    (tmp_path / "w.pt").unlink()
+    assert equal(load_model(run).state_dict(), before)
 
 
 @pytest.mark.slow
