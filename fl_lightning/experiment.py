@@ -12,6 +12,7 @@ from fl_lightning.loop import Problem, federate
 from fl_lightning.method import task_of
 from fl_lightning.metrics.early_stopping import Stop
 from fl_lightning.metrics.metric import Measurement
+from fl_lightning.metrics.round_metrics import check_metric
 from fl_lightning.models.task import Weights
 from fl_lightning.record import RoundRecord
 from fl_lightning.runs import final_round, saved_model
@@ -102,6 +103,8 @@ def rounds(config: RunConfig, out: Path, options: RunOptions = RunOptions()) -> 
         The number of the round and what was measured; also, first, for rounds that an earlier process has computed.
         Closed before its end, the run is recorded as stopped, and can be resumed.
     """
+    if options.stop is not None:
+        check_metric("stop.metric", options.stop.metric, config.classes, config.split.validation)
     folder = folder_of(config, out)
     known = None if options.fresh else ended(config, out, options.stop)
     if known is not None and not known.unsent:  # only read: its folder may be one that cannot be written to

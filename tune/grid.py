@@ -9,11 +9,9 @@ from typing import Any
 
 from fl_lightning import discovery
 from fl_lightning.data.partition import Split
-from fl_lightning.discovery import plugin_hash
-from fl_lightning.errors import UserError, require, unknown
-from fl_lightning.method import Method
-from fl_lightning.metrics.metric import GA, VALIDATION
-from fl_lightning.metrics.round_metrics import ALWAYS, MEASURED
+from fl_lightning.errors import UserError, require
+from fl_lightning.metrics.metric import GA
+from fl_lightning.metrics.round_metrics import check_metric
 from fl_lightning.models.tuning import Tuning
 from fl_lightning.runs.config.aliases import UnknownSetting
 from fl_lightning.runs.config.run_config import RunConfig, chosen_names, configure
@@ -23,13 +21,11 @@ from fl_lightning.streams import numpy_generator
 from tune.best import ROUNDS
 from tune.study import MOST_ROUNDS, REFERENCE, Case, Range, Study
 
-SPREAD = (f"LA_{name}" for name in ("min", "q25", "median", "q75", "max"))
 # What a run that others start from is, unless the study says otherwise.
 PRETRAINING = {
     **{"method": "centralised", "method.on": "holdout", "data.clients": 1, "data.partition": "iid"},
     "evaluation.local": False,
 }
-KNOWN_METRICS = frozenset((*(MEASURED - {"own"}), *ALWAYS, VALIDATION, *SPREAD))
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,11 @@ class Cell:
     def group(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
         """Its case and environment."""
         return self.case, _key(self.environment)
+
+    @property
+    def in_words(self) -> str:
+        """The same for people."""
+        return f"{self.case} {', '.join(f'{key} {value}' for key, value in self.environment.items())}".rstrip()
 
     @property
     def comparison(self) -> tuple[Any, ...]:
@@ -197,20 +198,8 @@ def _check_metric(study: Study, config: RunConfig) -> None:
     rounds = config.federation.rounds
     require(rounds <= MOST_ROUNDS, f"federation.rounds must be at most {MOST_ROUNDS:,} in a study, got {rounds}")
     for name, metric in (("metric", study.metric), ("stop.metric", study.stop.metric if study.stop else None)):
-        require(
-            metric != VALIDATION or config.split.validation > 0,
-            f"{name} {VALIDATION} needs data that belong to no client, got data.validation 0; set data.validation, "
-            "0.1 for instance, for all runs, or choose another metric",
-        )
-        if metric is not None and not _may_have(config, metric):
-            raise unknown(name, metric, KNOWN_METRICS)
-
-
-def _may_have(config: RunConfig, metric: str) -> bool:
-    """Whether a run may measure a metric; methods and models of plug-ins have metrics of their own."""
-    method, model = config.classes["method"], config.classes["model"]
-    own = method.diagnose is not Method.diagnose or plugin_hash(model) is not None
-    return own or metric in KNOWN_METRICS or "/" in metric or metric.startswith(("PA_", "own_"))
+        if metric is not None:
+            check_metric(name, metric, config.classes, config.split.validation)
 
 
 def _takes(settings: Mapping[str, Any], key: str) -> bool:

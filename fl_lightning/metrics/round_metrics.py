@@ -21,16 +21,18 @@ Not every round need be measured (`Evaluation`): one that is not due has none of
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from fl_lightning.data.dataset import Dataset
+from fl_lightning.discovery import plugin_hash
 from fl_lightning.engines.returned import diagnosed
+from fl_lightning.errors import require, unknown
 from fl_lightning.method import Method, task_of
-from fl_lightning.metrics.metric import GA, LA, METRICS, Measurement, is_final
+from fl_lightning.metrics.metric import GA, LA, METRICS, VALIDATION, Measurement, is_final
 from fl_lightning.metrics.reference import Reference
 from fl_lightning.metrics.scores import BLOCK, client_score, score, score_at, score_local
 from fl_lightning.metrics.settings import Evaluation
@@ -47,6 +49,21 @@ MEASURED = frozenset(metric.name.partition("_")[0] for metric in METRICS if metr
 # What every round has, measured or not; a module's own metric of such a name goes by another.
 ALWAYS = frozenset(metric.name for metric in METRICS if metric.due == "always")
 MEASURED_OF_CLIENTS = frozenset({"accuracy", "R2", "distance", "test_samples", "accuracy_before", "accuracy_after"})
+SPREAD = (f"LA_{name}" for name in ("min", "q25", "median", "q75", "max"))
+KNOWN = frozenset((*(MEASURED - {"own"}), *ALWAYS, VALIDATION, *SPREAD))
+# What methods of this package diagnose of a round.
+DIAGNOSED = frozenset(
+    (
+        *("clients_ignored", "clients_spread", "control_norm", "damping_raised", "density", "distilled_distance"),
+        *("effective_weight_sum", "matched_layer", "precision_cosine", "precision_cosine_minmax", "precision_max"),
+        *("precision_mean", "precision_median", "precision_min", "precision_q25", "precision_q75", "prior_distance"),
+        *("prior_stability", "server_clips", "server_step", "shared_bytes", "shift_norm", "solver_iterations"),
+        *("solver_residual", "tau_eff", "update_norm", "variate_excess", "warmup_gradient_evaluations"),
+        "weight_shift",
+    )
+)
+# The first letters of names with a number or a kind in them.
+STARTS = ("PA_", "own_", "units_")
 
 
 def as_if_not_due(found: Measurement, own: frozenset[str] = frozenset()) -> Measurement:
@@ -308,3 +325,26 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(weight * value for weight, value in zip(weights, values, strict=True))
+
+
+def check_metric(setting: str, metric: str, classes: Mapping[str, type[Any]], validation: float) -> None:
+    """Refuse the name of a metric that a run cannot have; methods and models of plug-ins have metrics of their own.
+
+    Args:
+        setting: That gives the name, for the error message.
+        metric: The name.
+        classes: Of its parts, by section.
+        validation: The share of its samples that serve only to choose.
+
+    Raises:
+        UserError: If it is no metric, or needs data that are not there.
+    """
+    require(
+        metric != VALIDATION or validation > 0,
+        f"{setting} {VALIDATION} needs data that belong to no client, got data.validation 0; set data.validation, "
+        "0.1 for instance, for all runs, or choose another metric",
+    )
+    is_of_user = any(plugin_hash(classes[part]) is not None for part in ("method", "model"))
+    known = KNOWN | DIAGNOSED if classes["method"].diagnose is not Method.diagnose else KNOWN
+    if not (is_of_user or metric in known or "/" in metric or metric.startswith(STARTS)):
+        raise unknown(setting, metric, KNOWN)

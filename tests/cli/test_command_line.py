@@ -32,6 +32,17 @@ def call(capsys, *arguments):
     return code, captured.out, captured.err
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fola"])
+def test_a_rule_for_an_unknown_metric_is_refused_before_anything_is_trained(out, capsys, method):
+    code, _, error = call(
+        capsys, "run", "--method", method, *QUICK, "--runs", out, "--stop.metric", "foo", "--stop.patience", 2
+    )
+    assert code == 2
+    assert error.startswith("fl-lightning: unknown stop.metric 'foo': expected one of AE")
+    assert len(error.splitlines()) == 1
+    assert not list(out.glob(f"{method}-*"))
+
+
 def test_run_prints_json_in_its_last_line(out, capsys):
     code, text, _ = call(capsys, "run", "--method", "fola", *QUICK, "--runs", out, "--json")
     summary = json.loads(text.splitlines()[-1])
