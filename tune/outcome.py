@@ -73,6 +73,13 @@ def best_of(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:
     return [mine[number] for mine, number in found if number is not None]
 
 
+def without_result(outcomes: Sequence[CellOutcome]) -> list[str]:
+    """The comparisons in which every run diverged, for which tables have no row."""
+    known = {outcome.cell.comparison for outcome in best_of(outcomes)}
+    lost = {outcome.cell.comparison: outcome.cell for outcome in outcomes if outcome.runs}
+    return [cell.in_words for comparison, cell in lost.items() if comparison not in known]
+
+
 def protocol_of(outcomes: Sequence[CellOutcome], study: Study) -> str:
     """How the numbers of the table came about; empty if there was nothing to choose from."""
     comparisons = [outcome.cell.comparison for outcome in outcomes if not outcome.cell.confirms]

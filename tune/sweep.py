@@ -147,7 +147,9 @@ def _pretrain(runner: "_Runner", study: Study) -> int:
     """Compute the runs that networks start from, to their ends, whatever the study measures; how many are new."""
     instructions = runner.instructions._replace(metric=GA, stop=None)
     whole = replace(study, metric=GA, stop=None)
-    alone = replace(runner, study=whole, instructions=instructions, computed=0)
+    # What it has reached is another metric than that of the study.
+    watch = lambda status: runner.watch(status._replace(best=float("-inf")))  # noqa: E731
+    alone = replace(runner, study=whole, instructions=instructions, watch=watch, computed=0)
     alone.grid(pretrain_cells(study), keep=True)
     return alone.computed
 

@@ -73,7 +73,7 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
         line.show_work("loading")
         from analysis import formats
         from analysis.sweep_table import DIGITS, best_settings, sweep_table
-        from tune.outcome import protocol_of
+        from tune.outcome import protocol_of, without_result
         from tune.sweep import sweep  # imports what only a sweep needs
 
         outcome = sweep(study, how._replace(summary=best_settings), line.show)
@@ -90,6 +90,8 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
             print(textwrap.fill(protocol, 120))
     for name, reason in outcome.failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
+    for name in without_result(outcome.cells):
+        print(f"diverged: {name}: every run of it, so that the table has no row for it", file=sys.stderr)
     for sentence in findings:
         print(textwrap.fill(f"- {sentence}", 100, subsequent_indent="  "))
     print(f"\n{_counted(study, outcome)}, in {_duration(time.monotonic() - start)}")
@@ -157,6 +159,8 @@ def dry_run(study: "Study", how: "Options") -> None:
     print(f"disk        about {_size(cost.bytes)} in {shown(how.out)}")
     if study.reference is not None:
         print(f"before      {_references(study)} reference runs, not counted above")
+    if study.pretrain is not None:
+        print(f"before      {_pretraining(study)}, from which all start, not counted above")
 
 
 def _say_workers(how: "Options") -> None:
@@ -177,6 +181,8 @@ def _counted(study: "Study", outcome: "Outcome") -> str:
         kinds.append(f"{early} that the search stopped early")
     if study.reference is not None:
         kinds.append(f"{_references(study)} references")
+    if study.pretrain is not None:
+        kinds.append(_pretraining(study))
     seeds = named({seed for cell in outcome.cells for seed in cell.cell.seeds})
     return f"{' and '.join(kinds)} on {seeds}, {outcome.computed} of them computed now"
 
@@ -186,6 +192,14 @@ def _references(study: "Study") -> int:
     from tune.grid import reference_cells
 
     return sum(len(cell.seeds) for cell in reference_cells(study))
+
+
+def _pretraining(study: "Study") -> str:
+    """The number of runs that pretrain."""
+    from tune.grid import pretrain_cells
+
+    number = len({identity(cell.config) for cell in pretrain_cells(study)})
+    return f"{number} {'run' if number == 1 else 'runs'} of pretraining"
 
 
 def _report(study: "Study", how: "Options", outcome: "Outcome") -> "Written":

@@ -67,7 +67,7 @@ def test_a_dry_run_of_a_search_says_its_budget(tmp_path, out, capsys):
         seeds=3,
     )
     assert main(["sweep", path, "--dry-run", "--runs", str(out)]) == 0
-    assert "20 settings in 4 contests, 60 runs at most" in capsys.readouterr().out
+    assert "20 settings in 4 comparisons, 60 runs at most" in capsys.readouterr().out
 
 
 def test_a_dry_run_says_what_it_would_do_with_workers(tmp_path, out, capsys):

@@ -14,7 +14,7 @@ from fl_lightning.runs.folder import Result, ended, folder_of, write_result
 from fl_lightning.runs.identity import identity
 from fl_lightning.system.atomic import write_atomically
 from tune.grid import cells
-from tune.outcome import CellOutcome, best_of, outcome_of
+from tune.outcome import CellOutcome, best_of, outcome_of, without_result
 from tune.study import Case, Range, Study
 
 BASE = {"data": "digits", "model": "softmax", "federation.rounds": 3}
@@ -49,6 +49,13 @@ def outcomes(mine, results):
 def rows(tried, mine):
     """What a sweep prints."""
     return formats.readable(sweep_table(tried, mine), "std", 2).to_dict("records")
+
+
+def test_a_comparison_in_which_every_run_diverged_is_named():
+    mine = study(space={})
+    lost = [result(0.5, status="diverged"), result(0.4, status="diverged")]
+    tried = outcomes(mine, [lost, [result(0.1), lost[0]], [], [result(0.2), result(0.3)]])
+    assert without_result(tried) == ["A data.alpha 0.1"]
 
 
 def test_the_best_of_every_contest_by_its_mean():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from fl_lightning.cli.sweep import _counted
 from fl_lightning.errors import UserError
 from fl_lightning.experiment import check
 from fl_lightning.runs.folder import folder_of, read_result
@@ -48,9 +49,12 @@ def test_the_server_trains_on_its_own_data_alone(study):
 def test_all_cases_and_seeds_start_from_one_run(study, out):
     options = Options(out, in_process=True)
     assert [cell.start for cell in started(study, cells(study), out)] == [None] * 4
-    found = sweep(study, options, lambda _: None)
+    seen = []
+    found = sweep(study, options, seen.append)
     assert found.failures == {}
     assert found.computed == 1 + 8
+    assert {status.best for status in seen if status.total == 1} == {float("-inf")}  # of another metric
+    assert _counted(study, found) == "8 runs and 1 run of pretraining on seeds 0 and 1, 9 of them computed now"
     folder = folder_of(pretrain_cells(study)[0].config, out)
     for outcome in found.cells:
         for config in outcome.cell.configs:
