@@ -337,7 +337,7 @@ def check_metric(setting: str, metric: str, classes: Mapping[str, type[Any]], va
         validation: The share of its samples that serve only to choose.
 
     Raises:
-        UserError: If it is no metric, or needs data that are not there.
+        UserError: If the run lacks it, or needs data that are not there.
     """
     require(
         metric != VALIDATION or validation > 0,

@@ -80,7 +80,7 @@ def _of_file(file: Path) -> dict[str, Tensor]:
             f"{where} holds pickled code or objects, which are never executed here; save the tensors alone, "
             "torch.save(model.state_dict(), file)"
         ) from None
-    except Exception as error:  # what is no pickle, or half of one, fails in any way
+    except Exception as error:  # a file that is cut off or something else fails in any way
         raise UserError(f"{where} holds no weights ({type(error).__name__}); save a state_dict") from None
     if isinstance(given, Mapping) and isinstance(given.get("state_dict"), Mapping):  # a checkpoint of Lightning
         given = given["state_dict"]
