@@ -134,6 +134,12 @@ def find(kind: str, name: str) -> type[Any]:
             return cls
     if name in _built_in(kind):
         return _import_built_in(kind, name)
+    plain, plus, option = name.partition("+")
+    if kind == "methods" and plus and plain in names(kind):
+        raise UserError(
+            f"unknown method {name!r}: give the method {plain} and the setting method.{option} apart; compare alone "
+            "takes both in one"
+        )
     error = unknown(KINDS[kind].word, name, names(kind))
     if kind == "models" and name in _of_torchvision():
         raise UserError(f"unknown model {name!r}: it is one of torchvision's, --model torchvision --model.name {name}")

@@ -112,6 +112,8 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
         for config, result in outcome.runs:
             if result.status != "finished":
                 print(f"{outcome.cell.case} seed {config.seed}: {result.message}", file=beside)
+    for line in overshooting(outcomes):
+        print(line, file=sys.stderr)
     for name, reason in failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     print(file=beside)
@@ -121,6 +123,21 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
     print(f"report   {command('report', '--study', study.name, *_store(options.out))}", file=beside)
     print(f"compare  {look(options.out)}", file=beside)
     return 0 if not failures else 1
+
+
+def overshooting(outcomes: Sequence["CellOutcome"]) -> list[str]:
+    """One line per method whose prior loss is too stiff for its learning rate, as a single run has it."""
+    from fl_lightning.penalty import overshoot_warning
+
+    lines: dict[str, str] = {}
+    for outcome in outcomes:
+        for config, result in outcome.runs:
+            advice = config.method.traits.overshoot_advice
+            for number, measurement in enumerate(result.history, start=1):
+                if warning := overshoot_warning(advice, measurement.metrics):
+                    where = f"{outcome.cell.case}, seed {config.seed}, after round {number}"
+                    lines.setdefault(outcome.cell.case, f"warning: {where}: {warning}")
+    return list(lines.values())
 
 
 def printed(outcomes: Sequence["CellOutcome"], study: "SweptStudy", markdown: bool) -> str:

@@ -81,7 +81,7 @@ def flags_to_settings(flags: Sequence[str]) -> dict[str, str]:
     lacking, rest = [], list(flags)
     while rest:
         flag = rest.pop(0)
-        require(flag.startswith("--"), f"expected a setting as --key value, got {flag!r}")
+        require(flag.startswith("--"), f"expected a setting as --key value, got {flag!r}; a list is written a,b")
         key, equals, value = flag.removeprefix("--").partition("=")
         if equals or (rest and not rest[0].startswith("--")):
             settings[key] = value if equals else rest.pop(0)

@@ -6,7 +6,7 @@ import pytest
 
 from analysis import runs
 from fl_lightning import experiment
-from fl_lightning.cli.compare import printed
+from fl_lightning.cli.compare import overshooting, printed
 from fl_lightning.errors import UserError
 from fl_lightning.metrics.metric import Measurement
 from fl_lightning.runs.config.run_config import configure
@@ -84,6 +84,16 @@ def test_what_cannot_run_is_refused_before_anything_is_computed(out):
     with pytest.raises(UserError, match=r"method\.burn_in must be less"):
         comparison.compare(study, Options(out), ignore)
     assert not list(out.glob("*-digits-*"))
+
+
+def test_a_prior_loss_that_overshoots_is_named_once_for_each_method(tmp_path):
+    history = [Measurement({"GA": 0.5, "LA": 0.4, "prior_stability": number}, {}) for number in (0.5, 3.0, 4.0)]
+    result = Result("finished", "", "", tmp_path, history)
+    both = cells(study_of(QUICK, ["fedavg", "fola"], [0, 1]))
+    found = [CellOutcome(cell, "GA", [(config, result) for config in cell.configs]) for cell in both]
+    (line,) = overshooting(found)
+    assert line.startswith("warning: fola, seed 0, after round 2: prior_stability, ")
+    assert line.endswith("lower training.lr or method.strength")
 
 
 def test_arrivals_are_not_rounded_away(tmp_path):

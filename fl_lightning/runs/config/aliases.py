@@ -104,6 +104,9 @@ def unknown_setting(given: str, known: Collection[str], names: Mapping[str, str]
             f"unknown setting {given!r}: it is said beside the settings, as an argument of run in Python and as "
             f"--{given} where a command takes it; it changes no number, so a configuration does not hold it",
         )
+    if given == "seeds":
+        several = "fl-lightning compare takes --seeds 3, and a study seeds: 3"
+        return UnknownSetting(given, f"unknown setting 'seeds': a run has one, --seed 3; for several, {several}")
     meant = usual(given, known)
     # A usual name of a setting that is there comes before the same letter elsewhere: FOLA's gamma is its damping.
     for key in [] if meant in known else [meant or given, *(f"{part}.{given}" for part in names)]:
