@@ -112,8 +112,8 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
         for config, result in outcome.runs:
             if result.status != "finished":
                 print(f"{outcome.cell.case} seed {config.seed}: {result.message}", file=beside)
-    for line in overshooting(outcomes):
-        print(line, file=sys.stderr)
+    for warning in overshooting(outcomes):
+        print(warning, file=sys.stderr)
     for name, reason in failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     print(file=beside)

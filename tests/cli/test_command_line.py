@@ -64,6 +64,13 @@ def test_the_module_runs_too(out):
     assert done.stderr == ""
 
 
+def test_a_setting_called_on_is_no_truth_value(tmp_path, capsys):
+    path = tmp_path / "x.yaml"
+    path.write_text("method: {name: centralised, on: holdout}\ndata.holdout: 0.1\n")
+    code, text, _ = call(capsys, "run", "--config", path, "--print_config")
+    assert (code, "on: holdout" in text) == (0, True)
+
+
 def test_yaml_and_flags_give_the_same_run_and_flags_win(tmp_path, capsys):
     path = tmp_path / "x.yaml"
     path.write_text(

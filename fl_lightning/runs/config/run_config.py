@@ -210,9 +210,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else read_yaml(folder / SETTINGS_YAML)
 
 
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for key, value in content.items():
+    for given, value in content.items():
+        key = "on" if given is True else given  # YAML takes the name `on` for a truth value
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             flat |= _flatten(value, f"{name}.")
