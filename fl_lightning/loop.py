@@ -40,10 +40,9 @@ from fl_lightning.method import (
     traffic,
     with_round_lr,
 )
-from fl_lightning.models import lora
 from fl_lightning.models.inputs import each
-from fl_lightning.models.task import Task
-from fl_lightning.params import Params, all_finite, weighted_sum, zip_map
+from fl_lightning.models.task import Task, Weights
+from fl_lightning.params import Params, all_finite, zip_map
 from fl_lightning.record import ClientResult, RoundRecord
 from fl_lightning.system import activity
 from fl_lightning.system.plugins import plugin_errors, wrong
@@ -326,8 +325,8 @@ def run_round(
     results, reports = [one.result for one in finished], [one.report for one in finished]
     state = method.aggregate(before.state, cohort, reports)
     check_state(method, "aggregate", state, before.state)
-    buffers = average_buffers([result.local.buffers for result in results], cohort.weights)
-    buffers |= lora.residuals(task.model, before.buffers, [one.local.params for one in results], cohort.weights)
+    trained = [Weights(one.local.params, one.local.buffers) for one in results]
+    buffers = task.merged_buffers(before.buffers, trained, cohort.weights)
     if not all_finite(state.params):
         raise Diverged(number, None)
     end_time = time.perf_counter()
@@ -341,7 +340,7 @@ def run_round(
         reports=reports,
         after=Snapshot(number, state, buffers),
         bytes_down=bytes_down(method, context, before.buffers, len(plans)),
-        bytes_up=bytes_up(method, reports, results),
+        bytes_up=bytes_up(method, task, reports, results),
         gradient_evaluations=sum(len(plan.data) * (plan.num_epochs + extra) for plan in plans),
         seconds_local=trained_time - sent_time,
         seconds_server=(broadcast_time - start_time) + (end_time - trained_time),
@@ -356,10 +355,10 @@ def bytes_of(method: Method, message: Any, buffers: Params) -> int:
     return math.ceil(BYTES_PER_NUMBER * numbers)
 
 
-def bytes_up(method: Method, reports: Sequence[Any], results: Sequence[ClientResult]) -> int:
+def bytes_up(method: Method, task: Task, reports: Sequence[Any], results: Sequence[ClientResult]) -> int:
     """What it takes to send all reports, each with the buffers that training changes."""
     pairs = zip(reports, results, strict=True)
-    return sum(bytes_of(method, report, lora.without_residuals(one.local.buffers)) for report, one in pairs)
+    return sum(bytes_of(method, report, task.sent_buffers(one.local.buffers)) for report, one in pairs)
 
 
 def bytes_down(method: Method, context: Context, buffers: Params, number: int) -> int:
@@ -373,12 +372,3 @@ def bytes_down(method: Method, context: Context, buffers: Params, number: int) -
 def _idle(busy: float, workers: int, seconds: float) -> float | None:
     """The share of the workers' time spent waiting; None without workers."""
     return max(0.0, 1 - busy / (workers * seconds)) if workers > 1 else None
-
-
-def average_buffers(buffers: Sequence[Params], weights: Sequence[float]) -> Params:
-    """BatchNorm's statistics are averaged like models; counters take the largest value."""
-    mean = weighted_sum(({k: v for k, v in b.items() if v.is_floating_point()} for b in buffers), weights)
-    return {
-        name: mean[name].to(value.dtype) if name in mean else torch.stack([other[name] for other in buffers]).amax(0)
-        for name, value in buffers[0].items()
-    }

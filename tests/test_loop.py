@@ -8,9 +8,9 @@ from torch import nn
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.errors import Diverged, UserError
-from fl_lightning.loop import average_buffers
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fola import Fola
+from fl_lightning.models.task import average_buffers
 from fl_lightning.training import Federation
 from tests.support.cases import ENGINES, equal_bits, final, largest_difference, ragged
 

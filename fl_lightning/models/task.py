@@ -1,6 +1,6 @@
 """A model and its likelihood as pure functions of named parameters."""
 
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -11,12 +11,13 @@ from torch.func import functional_call, grad
 
 from fl_lightning import streams
 from fl_lightning.errors import require
+from fl_lightning.models import lora
 from fl_lightning.models.inputs import Inputs, arguments, shown
 from fl_lightning.models.lightning_module import user_step
 from fl_lightning.models.likelihoods.base import Likelihood
 from fl_lightning.models.likelihoods.classification import Classification, as_likelihood
 from fl_lightning.models.tuning import BATCH_NORMS
-from fl_lightning.params import Params
+from fl_lightning.params import Params, weighted_sum
 
 
 class Weights(NamedTuple):
@@ -143,6 +144,15 @@ class Task:
                 if name in weights.buffers:
                     buffer.copy_(weights.buffers[name])
 
+    def merged_buffers(self, before: Params, clients: Sequence[Weights], weights: Sequence[float]) -> Params:
+        """The server's buffers after a round: averages like those of models, and what averaged adapters lack."""
+        merged = average_buffers([client.buffers for client in clients], weights)
+        return merged | lora.residuals(self.model, before, [client.params for client in clients], weights)
+
+    def sent_buffers(self, buffers: Params) -> Params:
+        """The buffers that training changes, which clients send."""
+        return lora.without_residuals(buffers)
+
     def train(self, mode: bool = True) -> None:
         """Training mode, or evaluation mode, for all that does not stand still."""
         self.model.train(mode)
@@ -207,3 +217,12 @@ class Task:
         """Evaluation mode without gradients, for this block."""
         with self.in_mode(False), torch.no_grad():
             yield
+
+
+def average_buffers(buffers: Sequence[Params], weights: Sequence[float]) -> Params:
+    """BatchNorm's statistics are averaged like models; counters take the largest value."""
+    mean = weighted_sum(({k: v for k, v in b.items() if v.is_floating_point()} for b in buffers), weights)
+    return {
+        name: mean[name].to(value.dtype) if name in mean else torch.stack([other[name] for other in buffers]).amax(0)
+        for name, value in buffers[0].items()
+    }
