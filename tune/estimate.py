@@ -1,16 +1,21 @@
 """How long runs will take and what they will weigh, from one small measured round of each kind of run."""
 
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from fl_lightning.data.shares import class_counts, sizes_of
+from fl_lightning.discovery import PLUGINS
 from fl_lightning.engines.parallel.ray_cluster import Resources
 from fl_lightning.errors import UserError
 from fl_lightning.loop import federate
@@ -105,17 +110,24 @@ class Estimate:
 
 
 def measure_here(config: RunConfig) -> Cost:
-    """Measure a run in this process; a plug-in that fails is named."""
+    """Measure a run on this machine; a plug-in that fails, or ends its process, is named."""
     try:
-        return _measure(config)
+        return _in_a_process(config) if os.environ.get(PLUGINS) else _measure(config)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        name = config.names["method"]
+        name, what = config.names["method"], f"{type(error).__name__}: {error}"
         raise UserError(
-            f"expected one round of {name} to measure its time, got {type(error).__name__}: {error}; a sweep computes "
-            "the other cases, and reports this one as failed"
+            f"expected one round of {name} to measure its time, got "
+            f"{'an end of its process' if isinstance(error, BrokenProcessPool) else what}; a sweep computes the other "
+            "cases, and reports this one as failed"
         ) from error
+
+
+def _in_a_process(config: RunConfig) -> Cost:
+    """Measure in another process, which a faulty plug-in may end."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_measure_settings, config.flat()).result()
 
 
 def measure_apart(resources: Resources, refused: list[UserError]) -> Callable[[RunConfig], Cost | None]:

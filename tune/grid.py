@@ -196,7 +196,8 @@ def _misplaced(study: Study, base: Mapping[str, Any], key: str) -> str:
 
 def _check_metric(study: Study, config: RunConfig) -> None:
     rounds = config.federation.rounds
-    require(rounds <= MOST_ROUNDS, f"federation.rounds must be at most {MOST_ROUNDS:,} in a study, got {rounds}")
+    for key, number in (("federation.rounds", rounds), ("training.epochs", config.training.epochs)):
+        require(number <= MOST_ROUNDS, f"{key} must be at most {MOST_ROUNDS:,} in a study, got {number}")
     for name, metric in (("metric", study.metric), ("stop.metric", study.stop.metric if study.stop else None)):
         if metric is not None:
             check_metric(name, metric, config.classes, config.split.validation)

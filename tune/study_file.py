@@ -117,7 +117,12 @@ def _read(name: str) -> dict[str, Any]:
         else:
             size = path.stat().st_size
             require(size <= MOST_BYTES, f"{path} must have at most {MOST_BYTES:,} bytes, got {size:,}; shorten it")
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            # Counted before it is read: merged anchors (<<) unfold while they are.
+            require(
+                _counted(yaml.compose(text, yaml.SafeLoader), 2 * DEEPEST, MOST_VALUES) <= MOST_VALUES, _too_large(path)
+            )
+            content = yaml.safe_load(text)
     except FileNotFoundError:
         raise UserError(f"no study at {path}; fl-lightning list studies shows those that come with it") from None
     except OSError as error:
@@ -137,6 +142,7 @@ def _read(name: str) -> dict[str, Any]:
 
 def _counted(content: Any, deepest: int, most: int) -> int:
     """How many values there are, counted up to so many; nested too deep, or in themselves, they are too many."""
+    content = content.value if isinstance(content, yaml.CollectionNode) else content
     if not isinstance(content, Mapping | list | tuple):
         return 1
     number = 1 if deepest else most + 1

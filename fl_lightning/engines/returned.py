@@ -157,8 +157,9 @@ def diagnosed(
 def _number(method: Method, name: str, value: Any) -> float:
     try:
         if not isinstance(value, str | bytes) and getattr(value, "ndim", 0) == 0:
-            return value if type(value) in (int, float) else float(value)
-    except (TypeError, ValueError):
+            number = float(value)
+            return value if type(value) is int else number
+    except (TypeError, ValueError, OverflowError):
         pass
     expected = f"for {name} a number, or a list with one for each member"
     raise wrong(method, "diagnose", expected, described(value))

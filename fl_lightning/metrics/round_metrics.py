@@ -213,7 +213,7 @@ def _costs(record: RoundRecord, seconds_evaluation: float) -> dict[str, float]:
 
 def _is_ours(name: str) -> bool:
     """Whether a name is that of a number of ours, also of one that this round has not."""
-    always = name in ALWAYS or name in MEASURED_OF_CLIENTS or name == "workers_idle"
+    always = name in ALWAYS or name in MEASURED_OF_CLIENTS or name in ("round", "workers_idle")
     return always or name.partition("_")[0] in MEASURED or is_final(name)
 
 

@@ -21,7 +21,7 @@ def plugin_errors(part: object = None) -> Iterator[None]:
     """
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         named = plugin_error(error, part)
         if named is error:
             raise
@@ -30,7 +30,7 @@ def plugin_errors(part: object = None) -> Iterator[None]:
 
 def plugin_error(error: BaseException, part: object = None) -> BaseException:
     """The error that names file, hook and line of a plug-in; the error itself where none has to do with it."""
-    if isinstance(error, UserError | Diverged | GeneratorExit):
+    if isinstance(error, UserError | Diverged | KeyboardInterrupt):
         return error
     if isinstance(error, Exception) and in_words(error) is not None:  # a lack of memory or disk
         return error
@@ -39,7 +39,7 @@ def plugin_error(error: BaseException, part: object = None) -> BaseException:
     if frames:
         (hook, _), (place, line) = frames[0], frames[-1]
         where = f"{place.f_code.co_filename}, line {line}, in {hook.f_code.co_qualname}"
-    elif type(part).__module__.startswith(f"{PLUGIN_PACKAGE}."):
+    elif isinstance(error, Exception | SystemExit) and type(part).__module__.startswith(f"{PLUGIN_PACKAGE}."):
         where = (
             f"the plug-in {type(part).__module__.rpartition('.')[2]}, at what a hook of {type(part).__name__} returned"
         )

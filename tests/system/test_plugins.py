@@ -107,6 +107,8 @@ RETURNED = [
     ("diagnose", "return {'GA': 3.0}", "got GA, which the run itself measures"),
     ("diagnose", "return {'PA_after': 3.0}", "got PA_after, which the run itself measures"),
     ("diagnose", "return {'train_loss': [3.0] * len(reports)}", "got train_loss, which the run itself measures"),
+    ("diagnose", "return {'round': 3.0}", "got round, which the run itself measures"),
+    ("diagnose", "return {'size': 10**400}", "for size a number, .* got int 1000"),
     ("diagnose", "return {'size': 'large'}", "for size a number, .* got str 'large'"),
     ("diagnose", "return {'size': torch.ones(1, 2)}", r"for size a number, .* got torch.float32 of shape \(1, 2\)"),
     ("diagnose", "return {'size': [1.0]}", "one for each of the 4 members, got 1 numbers"),
@@ -152,6 +154,12 @@ def test_what_a_hook_raises_names_file_hook_and_line(plugin, tmp_path, hook, bod
     assert str(caught.value).startswith(f"{tmp_path / 'faulty.py'}, line {FAULT}, in Faulty.{hook}: {reason}; mend ")
     assert "\n" not in str(caught.value)
     assert "faulty.py" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("kind", ["BaseException", "GeneratorExit"])
+def test_errors_that_are_no_exceptions_are_named_too(plugin, kind):
+    with pytest.raises(PluginError, match=f"in Faulty.report: {kind}: gone; mend "):
+        a_round(plugin("report", f"raise {kind}('gone')"))
 
 
 @pytest.mark.parametrize("hook", ["observe", "report"])

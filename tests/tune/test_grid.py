@@ -110,6 +110,7 @@ def test_overrides_reach_every_run():
         ({"space": over(training__lr=[0.1, "fast"])}, "training.lr must be a number, got"),
         ({"space": over(training__lr=[0.1, -1])}, "training.lr"),
         ({"space": over(training__epochs=[1.5])}, "training.epochs must be a whole number"),
+        ({"base": {"training.epochs": 10**20}}, "training.epochs must be at most 1,000,000 in a study, got 1000"),
         ({"base": {"federation.rounds": 10**20}}, "federation.rounds must be at most 1,000,000 in a study, got 1000"),
         ({"cases": (Case("x", {"method": "fedavg"}),), "metric": "FOO"}, "unknown metric 'FOO': expected one of AE, "),
         (

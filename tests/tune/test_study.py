@@ -214,8 +214,11 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
+MERGES = "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 12))
+
+
 @pytest.mark.parametrize(
-    "content", [BOMB, "base: &b {data: digits, training: *b}\n", "base: " + 10_000 * "[", "base: &b [*b]\n"]
+    "content", [BOMB, MERGES, "base: &b {data: digits, training: *b}\n", "base: " + 10_000 * "[", "base: &b [*b]\n"]
 )
 def test_a_file_that_unfolds_without_end_is_refused(tmp_path, content):
     with pytest.raises(UserError, match=r"must hold at most 100,000 values, nested at most 20 deep"):
