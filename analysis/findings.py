@@ -7,6 +7,7 @@ import pandas as pd
 from analysis import comparisons, tables
 from analysis.statistics import MIN_FOR_INTERVAL
 from analysis.study import Study
+from fl_lightning.metrics.metric import LA
 
 
 def summary(study: Study) -> list[str]:
@@ -186,7 +187,7 @@ def _correlation(study: Study) -> list[str]:
     sentences = []
     keys = [comparisons.symbol(key) for key in comparisons.conditions(comparisons.final_stage(study))]
     # Errors first: where they were measured, they are what the study is about.
-    for _, row in table.sort_values("with", key=lambda of: of.eq("LA"), kind="stable").iterrows():
+    for _, row in table.sort_values("with", key=lambda of: of.eq(LA), kind="stable").iterrows():
         several = (table["with"].eq(row["with"]) & table["case"].eq("all")).any()
         if (several and row["case"] != "all") or row["Spearman ρ"] != row["Spearman ρ"]:
             continue

@@ -179,7 +179,7 @@ def every_alpha(part: Study) -> Finding:
 
 def ga_and_la(part: Study) -> Finding:
     """LA and GA over all settings under equal conditions."""
-    table = tables.correlations(part.of(less_seeds(part.runs, ("GA", "LA"), comparisons.conditions(part))))
+    table = tables.correlations(part.of(less_seeds(part.runs, (GA, LA), comparisons.conditions(part))))
     need(len(table), "no run has ended")
     table = table.loc[table["with"].eq(LA)]
     single = part.runs.loc[part.runs["ended"], "case"].nunique() == 1

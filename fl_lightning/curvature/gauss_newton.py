@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import jacrev, jvp, vjp, vmap
+from torch.func import jacrev, jvp, vmap
 
 from fl_lightning.errors import require
 from fl_lightning.models.inputs import Inputs, each, part, split
@@ -39,21 +39,6 @@ def quadratics(task: Task, weights: Weights, batches: Batches, vectors: Sequence
     return [total / size for total in totals]
 
 
-def product(task: Task, weights: Weights, batches: Batches, vector: Params) -> Params:
-    """G v, as J^T (H (J v)) batch by batch."""
-    total = zip_map(lambda v: torch.zeros_like(v, dtype=torch.float64), vector)
-    size = 0
-    for x, y in batches:
-        logits, shift = _push(task, weights, x, vector)
-        with task.evaluating():
-            backward = vjp(lambda params: task.logits(Weights(params, weights.buffers), x), weights.params)[1]  # noqa: B023
-            (image,) = backward(task.likelihood.product(logits, y, shift))
-        for name, value in image.items():
-            total[name] += value
-        size += len(y)
-    return zip_map(lambda t, v: (t / size).to(v.dtype), total, vector)
-
-
 def matrix(task: Task, weights: Weights, x: Inputs, y: Tensor) -> Tensor:
     """G of one batch as a dense matrix, rows and columns in the order of `flatten`: b K d^2 multiplications."""
     params = weights.params
@@ -72,19 +57,6 @@ def matrix(task: Task, weights: Weights, x: Inputs, y: Tensor) -> Tensor:
             image = task.likelihood.product(task.logits(weights, inputs), targets, jacobian)
             total.addmm_(jacobian.flatten(0, -2).T, image.flatten(0, -2))
     return (total + total.T) / (2 * len(y))
-
-
-def hessian(task: Task, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
-    """The true Hessian of the mean loss as a dense matrix, for checks: of a network it may be indefinite."""
-    params = weights.params
-
-    def loss(params: Params) -> Tensor:
-        return task.likelihood(task.logits(Weights(params, weights.buffers), x), y)
-
-    with task.evaluating():
-        blocks = jacrev(jacrev(loss))(params)
-    rows = [torch.cat([blocks[a][b].reshape(params[a].numel(), -1) for b in params], dim=1) for a in params]
-    return torch.cat(rows)
 
 
 def require_cross_entropy(task: Task) -> None:

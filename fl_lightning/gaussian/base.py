@@ -1,6 +1,5 @@
 """What a Gaussian over parameters can do, whatever the form of its precision; and the prior loss that it gives."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -159,10 +158,6 @@ class Gaussian(ABC):
     def distance(self, params: Params) -> Tensor:
         """D(theta) = 1/2 (theta - mu)^T Lambda (theta - mu): the negative log-density without its constant."""
         return 0.5 * self.quadratic(zip_map(lambda p, m: p.double() - m.double(), params, self.mean))
-
-    def log_density(self, params: Params) -> Tensor:
-        """The logarithm of N(theta | mu, Lambda^-1)."""
-        return 0.5 * (self.log_determinant() - count(self.mean) * math.log(2 * math.pi)) - self.distance(params)
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,7 @@ class Landscape(NamedTuple):
         mixture: Density of their mixture.
         shares: pi_1 along the lines below.
         ridge: Points theta(pi_1), one row each.
-        ridge_density: The mixture on them.
         line: Points of the straight line between the means.
-        line_density: The mixture on them.
         critical: The mixture's critical points.
         average: FedAvg's model, the weighted mean.
         average_density: The mixture there.
@@ -137,9 +135,7 @@ class Landscape(NamedTuple):
     mixture: Array
     shares: Array
     ridge: Array
-    ridge_density: Array
     line: Array
-    line_density: Array
     critical: list[CriticalPoint]
     average: Array
     average_density: float
@@ -172,9 +168,7 @@ def landscape(first: Full, second: Full, weight: float = 0.5, resolution: int = 
         mixture=height(places),
         shares=shares.numpy(),
         ridge=ridge.numpy(),
-        ridge_density=height(ridge),
         line=line.numpy(),
-        line_density=height(line),
         critical=critical_points(first, second, weight),
         average=average.numpy(),
         average_density=float(height(average[None])[0]),

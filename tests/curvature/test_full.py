@@ -190,26 +190,20 @@ def test_gauss_newton_is_blind_to_the_size_of_blocks(monkeypatch):
     assert torch.allclose(gauss_newton.matrix(task, task.initial, x, y), whole, atol=1e-15)
 
 
-def test_products_and_quadratic_forms_without_a_matrix():
+def test_quadratic_forms_without_a_matrix():
     task, (x, y) = two_layers(), batch()
     matrix = gauss_newton.matrix(task, task.initial, x, y)
     vector = random_like(task.initial.params, 3)
     parts = [(x[:4], y[:4]), (x[4:], y[4:])]
-    image = flatten(gauss_newton.product(task, task.initial, parts, vector))
-    assert torch.allclose(image, matrix @ flatten(vector), atol=1e-14)
     vectors = [vector, random_like(task.initial.params, 4)]
     expected = [float(flatten(v) @ matrix @ flatten(v)) for v in vectors]
     assert gauss_newton.quadratics(task, task.initial, parts, vectors) == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_true_hessian():
+def test_of_a_network_the_true_hessian_is_another_matrix():
     task, (x, y) = two_layers(), batch()
-    expected = autograd_hessian(task.model, task.initial.params, x, y)
-    found = gauss_newton.hessian(task, task.initial, x, y)
-    assert (found - expected).abs().max() < 1e-14
-    assert not torch.allclose(
-        found, gauss_newton.matrix(task, task.initial, x, y), atol=1e-3
-    )  # of a network it differs
+    hessian = autograd_hessian(task.model, task.initial.params, x, y)
+    assert not torch.allclose(hessian, gauss_newton.matrix(task, task.initial, x, y), atol=1e-3)
 
 
 def test_the_gauss_newton_matrix_is_the_fisher_of_the_predictions():
