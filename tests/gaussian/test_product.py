@@ -171,7 +171,7 @@ def test_a_diagonal_in_full_form_gives_the_diagonal_product():
     for one, other in zip(full, diagonals, strict=True):
         assert torch.allclose(one.apply(theta)["w"], other.apply(theta)["w"])
         assert torch.allclose(one.solve(theta)["w"], other.solve(theta)["w"])
-        assert torch.allclose(one.damped(2.0).log_density(theta), other.damped(2.0).log_density(theta))
+        assert torch.allclose(one.damped(2.0).distance(theta), other.damped(2.0).distance(theta))
 
 
 def test_full_matrices_stay_in_their_type_and_are_read_in_blocks(monkeypatch):
