@@ -2,10 +2,13 @@
 
 import inspect
 import os
+import posixpath
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
+from urllib.parse import unquote
 from xml.etree.ElementTree import tostring
 
 import pytest
@@ -54,6 +57,22 @@ def test_the_site(site):
         assert not [target for target in loaded if "//" in target], f"{page} loads from another host"
         for image in re.findall(r"<img\b[^>]*\bsrc=\"([^\"]+)", text):
             assert (site / page).parent.joinpath(image).exists(), f"{page} shows {image}, which is not there"
+
+
+def test_every_link_leads_somewhere(site):
+    """Relative links of all pages, with their anchors; the page of the error 404 is made for the root of a server."""
+    pages = {path.relative_to(site).as_posix(): path.read_text() for path in site.rglob("*.html")}
+    anchors = {page: set(re.findall(r"\bid=\"([^\"]+)", text)) for page, text in pages.items()}
+    dead = []
+    for page in pages.keys() - {"404.html"}:
+        for link in re.findall(r"<a\b[^>]*\bhref=\"([^\"]+)", pages[page]):
+            target, _, anchor = unescape(link).partition("#")
+            if "://" in link or link.startswith("mailto:"):
+                continue
+            there = posixpath.normpath(posixpath.join(posixpath.dirname(page), unquote(target))) if target else page
+            if not (site / there).exists() or (anchor and there in anchors and unquote(anchor) not in anchors[there]):
+                dead.append(f"{page}: {link}")
+    assert not dead, "\n".join(sorted(dead))
 
 
 @pytest.fixture
