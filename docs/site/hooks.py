@@ -100,7 +100,7 @@ def _reference_page(path: str) -> str | None:
 
 
 def _anchor(root: Path, path: Path, line: int) -> str:
-    """The anchor of the definition that begins at a line, as mkdocstrings names it; without a docstring, of what surrounds it."""
+    """The anchor of the definition that begins at a line, or of what surrounds it where that has no docstring."""
     module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
     def names(body: list[ast.stmt], before: str) -> Iterator[tuple[int, str]]:

@@ -118,6 +118,16 @@ def test_notation(formulas, text, expected):
     assert drawn(formulas, text) == expected
 
 
+def test_symbols_in_sentences_are_drawn_and_names_are_not(formulas):
+    from markdown import Markdown
+
+    text = Markdown(extensions=[formulas.Formulas()]).convert("L_n is the loss, Lambda_S not `p_n`, x_train or a_b.c.")
+    assert (
+        re.sub(r"</?(?:math|m\w+|span)>", "", text)
+        == "<p>Ln is the loss, ΛS not <code>p_n</code>, x_train or a_b.c.</p>"
+    )
+
+
 def test_sentences_stay_text(formulas):
     assert drawn(formulas, "mean of the iterates of epoch k").replace(formulas.SPACE, " ") == (
         "mean of the iterates of epoch <mi>k</mi>"
