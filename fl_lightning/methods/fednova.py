@@ -87,8 +87,8 @@ class FedNova(Method):
     def check(self, training: Training, server: Server) -> None:
         require(
             self.mu == 0 or training.momentum == 0,
-            f"fednova cannot combine method.mu {self.mu} and training.momentum {training.momentum}; set one of "
-            "them to 0",
+            f"fednova cannot combine method.mu {self.mu} and training.momentum {training.momentum}; "
+            "set --method.mu 0 or --training.momentum 0",
         )
         require(
             training.optimiser != "own",

@@ -101,7 +101,7 @@ def test_every_class_and_owner_keeps_a_training_sample():
         ({**GOOD, "train_x": np.zeros((30, 2, 2), int)}, "save it as uint8"),
         ({"train_x": X.astype(int) - 9, "train_y": Y}, "train_x must hold tokens from 0 on"),
         ({**GOOD, "train_x": X[:30].astype(complex)}, "save it as uint8"),
-        ({**GOOD, "train_x": X[:30, 0]}, "samples as its first dimension"),
+        ({**GOOD, "train_x": X[:30, 0]}, "needs at least 2 dimensions"),
         ({**GOOD, "test_x": X[30:, :2]}, "inputs of one shape"),
         (
             {**GOOD, "train_x": np.where(X[:30] > 1, np.nan, X[:30])},
