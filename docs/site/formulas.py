@@ -38,7 +38,7 @@ TOKEN = re.compile(
 # What is in no formula, but in code and commands.
 FOREIGN = re.compile(r"[\"#$`\\@]|--|\w\.\w+\(|\w=|^(?:import|from|for|def) ", re.MULTILINE)
 # A symbol with an index in a sentence, such as L_n or Lambda_S; longer names are settings.
-SYMBOL = rf"(?<![\w.])((?:[A-Za-z]|{'|'.join(GREEK.keys() - {'?'})})_(?:[A-Za-z]{{1,2}}|\d))(?![\w(]|\.\w)"
+SYMBOL = rf"(?<![\w.])((?:[A-Za-z]|{'|'.join(GREEK.keys() - {'?'})})_(?:[A-Za-z]{{1,2}}|\d))(?![A-Za-z0-9_(]|\.\w)"
 MOST_WORDS = 3  # in a formula; more make a sentence
 SPACE = "\N{FOUR-PER-EM SPACE}"  # MathML drops ordinary ones
 OPENING, CLOSING = "([{⟨", ")]}⟩"
