@@ -124,6 +124,7 @@ def _computed(config: RunConfig, out: Path, options: RunOptions) -> Rounds:
     """The rounds of a run whose lock is held: those of earlier processes, then the others."""
     problem = problem_of(config)  # data, clients, model
     whole, problem = problem, with_features(config, problem)
+    problem = problem._replace(dataset=problem.dataset.to(problem.task.device))  # once, for training and measuring
     evaluator = Evaluator(config, problem, folder_of(config, out), whole)
     saved = saved_rounds(config, out, evaluator.start, options.fresh, evaluator.user_metrics)
     history = list(saved.history) if saved else []
