@@ -39,7 +39,7 @@ def _check_shared(nodes: list[Node], out: Path) -> None:
     sign = out / f".seen-{uuid.uuid4().hex}"
     sign.touch()
     try:
-        answers = ray_cluster.on_each(list(machines.values()), _sees, str(sign))
+        answers = ray_cluster.on_each(list(machines.values()), Path.exists, sign)
         blind = [address for address, sees in zip(machines, answers, strict=True) if not sees]
     finally:
         sign.unlink(missing_ok=True)
@@ -47,7 +47,3 @@ def _check_shared(nodes: list[Node], out: Path) -> None:
         not blind,
         f"{', '.join(blind)} cannot see {out}; choose a folder that all nodes share (NFS, for instance) with --runs",
     )
-
-
-def _sees(path: str) -> bool:
-    return Path(path).exists()

@@ -45,6 +45,7 @@ class FairSearch(Searcher):
                 (environment, case) for environment in environments(study) for case in study.cases
             )
         ]
+        self.examples = [search.example for search in self._searches]
         self._remembered: dict[str, list[dict[str, Any]]] = (
             json.loads(memory.read_text(encoding="utf-8"))
             if memory.exists()
@@ -63,11 +64,6 @@ class FairSearch(Searcher):
     def rounds(self) -> int:
         """Rounds of the longest run."""
         return max(config.federation.rounds for config in self.examples)
-
-    @property
-    def examples(self) -> list[RunConfig]:
-        """A run of every search."""
-        return [search.example for search in self._searches]
 
     def suggest(self, trial_id: str) -> Any:
         open_ones = [search for search in self._searches if len(search.points) < self._samples]

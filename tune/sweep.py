@@ -5,7 +5,6 @@ read, interrupted ones go on after their last round, the rest is computed.
 """
 
 import functools
-import os
 import shutil
 import sys
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fl_lightning.engines.parallel.executor import Executor, Workers, pool_of
-from fl_lightning.engines.parallel.ray_cluster import Resources, check_offered, is_connected, local_nodes
+from fl_lightning.engines.parallel.ray_cluster import Resources, check_offered, is_connected, local_nodes, slots
 from fl_lightning.errors import DiskFull, UserError, require
 from fl_lightning.metrics.early_stopping import Stop
 from fl_lightning.metrics.metric import GA
@@ -25,7 +24,7 @@ from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.folder import ended
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.open_run import RunOptions
-from fl_lightning.system import activity, devices, memory, program
+from fl_lightning.system import activity, memory, program
 from tune import sweep_run
 from tune.cluster import connected
 from tune.estimate import Estimate, measure_apart
@@ -124,10 +123,7 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
 
 def local_slots(resources: Resources) -> int:
     """How many trials this machine holds at once, without asking Ray."""
-    fits = [os.cpu_count() or 1] if not resources.cpu else [int((os.cpu_count() or 1) / resources.cpu)]
-    if resources.gpu:
-        fits.append(int(devices.count() / resources.gpu))
-    return max(1, min(fits))
+    return max(1, slots(local_nodes(), resources))
 
 
 def check_place(configs: Sequence[RunConfig], options: Options) -> None:

@@ -24,7 +24,7 @@ from fl_lightning.params import flatten
 from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.problem import problem_of
 from fl_lightning.runs.tracking import store
-from fl_lightning.system import devices, memory, program
+from fl_lightning.system import devices, memory
 from fl_lightning.training import Federation, Training
 
 PACKAGES = ("torch", "pytorch-lightning", "ray", "mlflow")
@@ -86,8 +86,7 @@ def findings(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     except UserError as refusal:
         yield Finding("", "refused", str(refusal))
     except Exception as error:  # of a driver, say, that runs no kernel of this torch
-        lack = program.in_words(error)
-        yield Finding("", lack or f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", UPDATE)
+        yield Finding("", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", UPDATE)
 
 
 def packages() -> Iterator[Finding]:
@@ -122,9 +121,8 @@ def ray_nodes(address: str | None) -> Iterator[Finding]:
         return
     with ray_cluster.connected(address, ray_cluster.Resources()) as nodes:
         yield Finding("Ray", f"{len(nodes)} nodes: {ray_cluster.offers(nodes)}")
-        with_gpus = [node for node in nodes if node["Resources"].get("GPU")]
-        for node, seen in zip(with_gpus, ray_cluster.on_each(with_gpus, devices.count), strict=True):
-            if seen < node["Resources"]["GPU"]:
+        for node, seen in zip(nodes, ray_cluster.on_each(nodes, devices.count), strict=True):
+            if seen < node["Resources"].get("GPU", 0):
                 remedy = "runs with --resources.gpu fail there; install a CUDA build of torch that its driver runs"
                 yield Finding("", f"torch sees {seen} GPU on {node['NodeManagerAddress']}", remedy)
 

@@ -58,14 +58,18 @@ def named(name: str) -> torch.device:
     return device
 
 
-def given() -> torch.device:
-    """The accelerator that Ray has given this process; it shows that one and no other, by CUDA_VISIBLE_DEVICES."""
+def given(share: float) -> torch.device:
+    """The accelerator of which Ray has given this process a part, and shows no other by CUDA_VISIBLE_DEVICES.
+
+    The process is held to that part of its memory where torch can: Ray counts parts, but checks none.
+    """
     device = accelerator()
     if device is None:
         raise UserError(
             f"a process on {socket.gethostname()} was given GPU {os.environ.get('CUDA_VISIBLE_DEVICES')}, but torch "
             "sees none there; install a CUDA build of torch, or leave out --resources.gpu"
         )
+    hold_to(share)
     return device
 
 

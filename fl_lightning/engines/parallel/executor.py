@@ -45,11 +45,11 @@ class Workers:
         self.resources.check()
 
     def check_device(self, device: str) -> None:
-        """Raise `UserError` if GPUs would idle: of runs on the CPU, or of a process whose torch does not see them."""
+        """Raise `UserError` if GPUs would idle; hold a process that has one, or a part of it, to its memory."""
         if self.resources.gpu:
             require(device != "cpu", "compute.device is cpu, but --resources.gpu asks for GPUs; leave out one of them")
             if self.number == 1:  # of several, each looks for itself
-                devices.given()
+                devices.given(self.resources.gpu)
 
 
 # A number, `auto`, all that can be said about workers, or workers that are there already.

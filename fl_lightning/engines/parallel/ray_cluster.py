@@ -180,8 +180,7 @@ def on_each(nodes: list[Node], ask: Callable[..., Any], *arguments: Any) -> list
 
     task = ray.remote(num_cpus=0)(ask)
     asked = [task.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(*arguments) for node in nodes]
-    answers: list[Any] = ray.get(asked, timeout=ANSWER_SECONDS)
-    return answers
+    return list(ray.get(asked, timeout=ANSWER_SECONDS))
 
 
 def slots(nodes: list[Node], resources: Resources) -> int:
@@ -194,12 +193,16 @@ def offers(nodes: list[Node]) -> str:
     return "; ".join(_offer(node) for node in nodes)
 
 
-def _nodes(resources: Resources) -> list[Node]:
-    """The living nodes; refused if none has the resources, where Ray would wait forever."""
+def living() -> list[Node]:
+    """The nodes that are there."""
     import ray
 
-    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    check_offered(nodes, resources)
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def _nodes(resources: Resources) -> list[Node]:
+    """The living nodes; refused if none has the resources, where Ray would wait forever."""
+    check_offered(nodes := living(), resources)
     return nodes
 
 

@@ -202,11 +202,7 @@ class Worker:
         return self._unpacked[slot].content
 
     def _device(self) -> torch.device:
-        if not self._gpu:
-            return torch.device("cpu")
-        device = devices.given()
-        devices.hold_to(self._gpu)
-        return device
+        return devices.given(self._gpu) if self._gpu else torch.device("cpu")
 
 
 def _failure(error: BaseException) -> Failure:
