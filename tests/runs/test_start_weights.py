@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 from fl_lightning import experiment, load_model
+from fl_lightning.__main__ import main
 from fl_lightning.cli.flags import with_files
 from fl_lightning.cli.run import _parser
 from fl_lightning.errors import UserError
@@ -173,6 +174,19 @@ def test_a_whole_network_is_loaded_where_its_start_is_gone(tmp_path, out):
     before = load_model(run).state_dict()
     (tmp_path / "w.pt").unlink()
     assert equal(load_model(run).state_dict(), before)
+
+
+@pytest.mark.slow
+def test_a_run_is_loaded_and_measured_where_its_start_holds_another_network(tmp_path, out):
+    start = tmp_path / "w.pt"
+    saved(start, seed=5)
+    run = experiment.run(settings(method="fola", model__weights=str(start), model__train="head"), out)
+    before = load_model(run).state_dict()
+    for change in (lambda: saved(start, model__hidden=[3]), start.unlink):
+        change()
+        assert equal(load_model(run).state_dict(), before)
+        flags = ["--source", "running", "--form", "diagonal", "--runs", str(out)]
+        assert main(["uncertainty", str(run.folder), *flags]) == 0
 
 
 @pytest.mark.slow
