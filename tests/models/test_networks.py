@@ -202,11 +202,19 @@ def test_an_unknown_name_of_torchvision_is_told_the_nearest():
         Torchvision((3, 8, 8), 10, name="resnet81")
 
 
+class Asserting(nn.Linear):
+    """Asserts what it needs, as torchvision's ViT does."""
+
+    def forward(self, x):
+        raise AssertionError("indivisible by the patch size")
+
+
 @pytest.mark.parametrize(
     ("model", "data", "message"),
     [
         (nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), images((1, 2, 2)), r"outputs of shape \(10,\) .* got \(3,\)"),
         (nn.Linear(6, 4), sequences(), "cannot take inputs of tokens of shape .6,. .* such as --model lstm"),
+        (Asserting(5, 10), images((5,)), "AssertionError: indivisible by the patch size"),
         (nn.Conv2d(3, 10, 3), images((5,)), "cannot take inputs of numbers of shape .5,. .* --model mlp"),
     ],
 )
