@@ -19,14 +19,12 @@ from torch import Tensor, nn
 from fl_lightning import streams
 from fl_lightning.errors import UserError, require
 from fl_lightning.models.inputs import Inputs, shown
+from fl_lightning.models.lora import HEADS, in_words
 
-HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 NORMS = (*BATCH_NORMS, *INSTANCE_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 WORDS = "head, last:N, bias, norm, lora, all, or a pattern of parameter names such as layers.3.*"
-# So many names say what there is.
-SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -187,17 +185,6 @@ def standing_still(model: nn.Module, x: Inputs) -> frozenset[str]:
     still = {name for name, one in before[:first] if is_fixed(one)}
     norms = {name for name, one in model.named_modules() if isinstance(one, BATCH_NORMS)}
     return frozenset(still | {name for name in norms if is_fixed(model.get_submodule(name))})
-
-
-def in_words(names: Iterable[str]) -> str:
-    """Some names, and how many more.
-
-    >>> in_words("abc")
-    'a, b, c'
-    """
-    every = list(names)
-    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
-    return (", ".join(every[:SHOWN]) or "none") + more
 
 
 def fit(model: nn.Module, given: Mapping[str, Tensor], source: str, without: str | None = None) -> None:
