@@ -126,6 +126,11 @@ def adapters(model: nn.Module) -> Iterator[tuple[str, Adapter]]:
             yield name, module
 
 
+def starts(model: nn.Module) -> list[str]:
+    """The names of every A, which starts at random."""
+    return [f"{name}.a" for name, _ in adapters(model)]
+
+
 def residuals(model: nn.Module, before: Params, models: Sequence[Params], weights: Sequence[float]) -> Params:
     """R of every adapter after clients with these models were averaged; nothing where A is frozen."""
     found: Params = {}

@@ -200,7 +200,7 @@ def _problem(config: RunConfig, folder: Path) -> Problem:
         config = replace(config, model=replace(config.model, tuning=tuning))
     problem = problem_of(config)
     if rest is not None:
-        problem.task.model.load_state_dict(rest, strict=False)
+        problem.task.model.load_state_dict({**rest, **frozen_weights.trained(folder)}, strict=False)
     return problem._replace(task=task_of(config.method, problem.task))
 
 

@@ -176,6 +176,32 @@ def test_a_whole_network_is_loaded_where_its_start_is_gone(tmp_path, out):
     assert equal(load_model(run).state_dict(), before)
 
 
+def with_a_in_the_rest(folder):
+    """The files of a run as earlier versions wrote them: frozen A among what runs share."""
+    state, rest, said = load_file(folder / MODEL), frozen_weights.frozen(folder), frozen_weights.header(folder)
+    rest |= {name: state.pop(name) for name in list(state) if name.endswith(".0.a")}
+    said[FROZEN] = frozen_weights.keep(folder.parent, rest)
+    (folder / MODEL).write_bytes(save(state, metadata={PART: json.dumps(said)}))
+
+
+@pytest.mark.slow
+def test_adapters_of_all_seeds_share_one_rest(tmp_path, out):
+    """A frozen A is random, a run's own."""
+    saved(tmp_path / "w.pt", seed=5)
+    part = {"method": "fola", "model__weights": str(tmp_path / "w.pt"), "model__train": "lora"}
+    runs = [experiment.run(settings(**part, seed=seed), out) for seed in (0, 1)]
+    assert len(list((out / FOLDER).iterdir())) == 1
+    (tmp_path / "w.pt").unlink()
+    for run in runs:
+        whole = load_model(run).state_dict()
+        with_a_in_the_rest(run.folder)
+        again = load_model(run).state_dict()
+        read = start_weights.read(str(run.folder), {})
+        assert whole.keys() == again.keys() == read.keys()
+        assert all(torch.equal(value, again[name]) for name, value in whole.items())
+        assert all(torch.allclose(value, read[name]) for name, value in whole.items())
+
+
 @pytest.mark.slow
 def test_a_run_is_loaded_and_measured_where_its_start_holds_another_network(tmp_path, out):
     start = tmp_path / "w.pt"
