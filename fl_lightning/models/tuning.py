@@ -32,9 +32,9 @@ class Tuning:
     """Where a network starts, and which part of it is trained.
 
     Attributes:
-        weights: What the network starts from: a file of weights (safetensors, or a state dict of torch), the folder or
-            MLflow id of a finished run, or for the model torchvision a published name such as DEFAULT. null starts at
-            random.
+        weights: What the network starts from: a file of weights (safetensors, or a state dict of torch), the folder of
+            a finished run (in a command also its MLflow id), or for the model torchvision a published name such as
+            DEFAULT. null starts at random.
         new_head: Whether the last layer is replaced by a new one, at random, with as many outputs as the data need.
         train: The part that is trained, sent, counted and saved: head, the last layer; last:N, the last N layers, norms
             not counted; bias; norm; lora, adapters of low rank; all; or a pattern of parameter names. A new head is
@@ -65,7 +65,8 @@ class Lora:
         rank: Rank of B A, or the smaller side of W, if that is less.
         alpha: Scale of the adapters: B A counts alpha / rank times.
         freeze_a: Whether A stays at its random start and B alone is trained. null is true for methods with a posterior,
-            in whose parameters the network is then linear, layer by layer; false for others.
+            in whose parameters the network is then linear, layer by layer; they refuse false. null is false for others,
+            where the residual is that of the clients' weighted mean, whatever else the server's rule does.
     """
 
     rank: int = 8
