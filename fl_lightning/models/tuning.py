@@ -6,7 +6,6 @@ computes in evaluation mode, also in training, and so does every BatchNorm whose
 statistics stay what they are, and are not sent.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -46,6 +45,7 @@ class Tuning:
     train: str = "all"
 
     def __post_init__(self) -> None:
+        require(self.weights != "", "model.weights needs a value, got ''; give a file or folder, null starts at random")
         number = self.train.removeprefix("last:")
         require(
             number == self.train or (number.isdecimal() and int(number) >= 1),
@@ -227,8 +227,9 @@ def _aligned(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str
     """The tensors under those names, of all with something before them or less, that the network knows best."""
     firsts = sorted({name.partition(".")[0] for name in own})
     ways = [dict(given), *({f"{first}.{name}": value for name, value in given.items()} for first in firsts)]
-    if len({name.partition(".")[0] for name in given}) == 1:
-        ways.append({re.sub(r"^[^.]*\.", "", name): value for name, value in given.items()})
+    while len({name.partition(".")[0] for name in given}) == 1 and all("." in name for name in given):
+        given = {name.partition(".")[2]: value for name, value in given.items()}
+        ways.append(dict(given))
     return max(ways, key=lambda names: len(names.keys() & own.keys()))
 
 

@@ -55,6 +55,21 @@ def test_a_file_is_where_a_run_starts(tmp_path, name):
     assert not equal(found, state_of(settings()))
 
 
+def test_other_forms_of_a_file_are_taken(tmp_path):
+    given = saved(tmp_path / "w.safetensors", seed=5)
+    forms = {
+        "model.bin": save(given),
+        "nested.pt": {"epoch": 3, "model": given},
+        "wrapped.pt": {f"module.net.{name}": value for name, value in given.items()},
+    }
+    for name, content in forms.items():
+        path = tmp_path / name
+        path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+        assert equal(state_of(settings(model__weights=str(path))), given)
+    with pytest.raises(UserError, match=r"model.weights needs a value, got ''; .* null starts at random"):
+        settings(model__weights="")
+
+
 def test_a_new_head_is_drawn_by_the_seed_and_the_rest_is_given(tmp_path):
     given = saved(tmp_path / "w.pt", seed=5)
     starts = [
@@ -90,8 +105,21 @@ class Harmful:
         (lambda path: torch.save({"w": Harmful()}, path), "pickled code or objects, which are never executed"),
         (lambda path: path.write_bytes(b"nothing"), "holds no weights|pickled code"),
         (lambda path: path.write_bytes(b"\x80\x02."), r"holds no weights .IndexError.; save a state_dict"),
-        (lambda path: torch.save([1, 2], path), "expected tensors by name, got list"),
+        (lambda path: torch.save([1, 2], path), "expected tensors by name, or one such dict, got list"),
         (lambda path: torch.save({"w": torch.zeros(2)}, path), "missing: layers.1.weight.*unexpected: w"),
+        (
+            lambda path: torch.save({"w": torch.tensor([1.0, torch.nan])}, path),
+            "w has values that are not finite; .* another file",
+        ),
+        (lambda path: torch.save({"epoch": 3, "model": {"w": torch.zeros(2)}}, path), "missing: layers.1.weight"),
+        (
+            lambda path: torch.save({"a": {"w": torch.zeros(2)}, "b": {"w": torch.zeros(2)}}, path),
+            "no state dict: expected tensors by name, or one such dict, got a, b; save a state_dict",
+        ),
+        (
+            lambda path: path.mkdir(),
+            "model.weights .* neither model.safetensors nor a checkpoint in it; expected a file",
+        ),
         (lambda path: None, "does not exist; expected a file of weights, the folder of a finished run"),
     ],
 )
