@@ -5,6 +5,7 @@ at once, they leave a file that no command can open. So one process at a time ma
 it its name when it is complete.
 """
 
+import logging
 import os
 import re
 import sqlite3
@@ -114,6 +115,7 @@ def explained(uri: str) -> Iterator[None]:
     """
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs a traceback of what is raised, too
     from alembic.util.exc import CommandError  # of migrations; MLflow does not make it one of its own
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
