@@ -149,8 +149,8 @@ def legend(figure: Picture, *groups: Sequence[tuple[str, Mapping[str, Any]]], co
     )
 
 
-def seeds(numbers: Sequence[int]) -> str:
-    """How many seeds a figure rests on, and what its bands are.
+def seeds(numbers: Sequence[int], banded: bool = True) -> str:
+    """How many seeds a figure rests on, and what its bands are, if it has some.
 
     >>> seeds([3, 3]), seeds([1]), seeds([5, 30])
     ('mean of n = 3 seeds, band: their range', 'n = 1 seed', 'mean of n = 5 to 30 seeds, band: 95 % interval')
@@ -161,7 +161,8 @@ def seeds(numbers: Sequence[int]) -> str:
     if known == [1]:
         return "n = 1 seed"
     n = f"{known[0]} to {known[-1]}" if len(known) > 1 else f"{known[0]}"
-    return f"mean of n = {n} seeds, band: {'95 % interval' if known[0] >= MIN_FOR_INTERVAL else 'their range'}"
+    band = f", band: {'95 % interval' if known[0] >= MIN_FOR_INTERVAL else 'their range'}"
+    return f"mean of n = {n} seeds{band if banded else ''}"
 
 
 def looks_of(table: pd.DataFrame) -> dict[str, Look]:

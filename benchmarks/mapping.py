@@ -80,7 +80,7 @@ def _answer(process: "subprocess.Popen[str]") -> str:
 
 
 def be_one(source: str, way: str) -> None:
-    """What each process does, step by step, as it is told."""
+    """What each process does, step by step, at the parent's command."""
     torch.set_num_threads(1)
     config = configure({"data": source})
     import torchvision.datasets  # noqa: F401

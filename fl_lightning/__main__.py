@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _carry_out(list(arguments))
     atexit.register(interrupts.ignore)  # the first to be registered is the last to be called
     interrupts.install()
-    program.mend_streams()
-    program.mend_home()
+    program.repair_streams()
+    program.repair_home()
     warnings.formatwarning = _in_one_line
     code = _carry_out(sys.argv[1:], load=interrupts.ending_at_once)
     if code > 128:

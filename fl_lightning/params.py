@@ -1,7 +1,7 @@
 """Algebra of named parameters.
 
 All sums over clients use one form, one order (increasing client id) and one precision (float64, cast back once).
-That is what makes "equals FedAvg bit for bit" a statement one can test.
+That is what makes "equals FedAvg bit for bit" a testable statement.
 """
 
 import math

@@ -19,8 +19,16 @@ def page() -> str:
     templates = FileSystemLoader(Path(__file__).parents[1] / "templates")
     environment = Environment(loader=templates, trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"fill": _fill, "bullet": lambda text: _fill(text, "- ", "  ")}
+    rates = pd.read_csv(RATES, index_col="claim")
+    (stores,), (opposite,) = rates["stores"].unique(), rates["stores, false"].unique()
     return environment.get_template("claims.md").render(
-        claims=CLAIMS, shared_changes=SHARED_CHANGES, verdicts=VERDICTS, same=f"{SAME:g}", errors=_errors()
+        claims=CLAIMS,
+        shared_changes=SHARED_CHANGES,
+        verdicts=VERDICTS,
+        same=f"{SAME:g}",
+        stores=stores,
+        opposite=opposite,
+        errors=_errors(rates),
     )
 
 
@@ -28,16 +36,16 @@ def _fill(text: str, first: str = "", later: str = "") -> str:
     return textwrap.fill(text, 120, initial_indent=first, subsequent_indent=later)
 
 
-def _errors() -> str:
+def _errors(rates: pd.DataFrame) -> str:
     """How often each rule confirms what is not there."""
     rows = [
         {
             "claim": f"`{key}`",
-            "nothing differs: confirmed": f"{one['confirmed']} of {one['stores']}",
-            "tends to": f"{one['tends to']} of {one['stores']}",
-            "the claim is false: confirmed": f"{one['confirmed, false']} of {one['stores, false']}",
+            "nothing differs: confirmed": str(one["confirmed"]),
+            "tends to": str(one["tends to"]),
+            "the claim is false: confirmed": str(one["confirmed, false"]),
         }
-        for key, one in pd.read_csv(RATES, index_col="claim").iterrows()
+        for key, one in rates.iterrows()
     ]
     return render(rows, markdown=True)
 

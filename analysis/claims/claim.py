@@ -124,8 +124,8 @@ def answered(text: str, found: Interval, seeds: int, low: float = 0.0, high: flo
 def compared(text: str, one: Outcomes, other: Outcomes | float, less: bool = False) -> Statement:
     """Whether a case is above its rival, or below it, by the differences over the seeds that both have.
 
-    A mean without the seeds that diverged would be too good. So a case of which a seed diverged stands behind one of
-    which none has, and chance may be the reason; if it is so with both, the answer is open.
+    A mean without the seeds that diverged would be too good. So a case with a diverged seed ranks below one without
+    divergence, and chance may be the reason; if both have one, the answer is open.
 
     Args:
         text: In words.

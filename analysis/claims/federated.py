@@ -72,7 +72,7 @@ def environment(part: Study) -> Finding:
     need_only(part, ENVIRONMENT)
     best = comparisons.best_of_grid(part, keys=ENVIRONMENT)
     best = best.loc[best["n"].gt(0) & best["diverged_seeds"].eq(0)]
-    need(len(best), "under no condition has a setting ended with all its seeds")
+    need(len(best), "no setting has finished on all its seeds")
     seeds = set.intersection(*(set(outcomes) for outcomes in best["outcomes"]))
     of_means, of_seeds = (
         _steps(best, best["mean"]),
@@ -167,7 +167,7 @@ def every_alpha(part: Study) -> Finding:
         even = {}
         for case in dict.fromkeys(part.runs["case"]):
             final = best.get(((alpha,), case), Outcomes())
-            # What a case owes to having tried more settings than others, where all of them were run.
+            # What a case gains by trying more settings than others, where all of them were run.
             luck = 100 * tried["luck"].get((alpha, case), 0.0)
             even[case] = final.minus(luck)
             row = {"α": alpha, "case": case, "GA (%)": final.mean, "at equal budgets (%)": even[case].mean}
@@ -258,7 +258,7 @@ def steadiness(part: Study) -> Finding:
                 {
                     **{comparisons.symbol(key): value for key, value in where.items()},
                     "case": case,
-                    **tables.columns("falls of GA (points)", mean_interval(ended["falls"])),
+                    **tables.columns("sum of drops in GA (points)", mean_interval(ended["falls"])),
                     **tables.columns(f"after round {A_FEW} (points)", mean_interval(ended["late_falls"])),
                     **tables.columns("final GA (%)", mean_interval(100 * ended[GA])),
                     "n": len(ended),
@@ -270,7 +270,7 @@ def steadiness(part: Study) -> Finding:
         offline = next((found for case, found in late.items() if OFFLINE in case), Outcomes())
         online_cases = [case for case in late if case.startswith("FOLA") and OFFLINE not in case]
         online = late[online_cases[0]] if online_cases else Outcomes()
-        text = f"{where_words(where)}after round {A_FEW} falls of GA add up to {online:.1f} points online, "
+        text = f"{where_words(where)}after round {A_FEW} drops in GA add up to {online:.1f} points online, "
         held.append(compared(f"{text}{offline:.1f} offline", online, offline, less=True))
     return Finding(pd.DataFrame(rows), held)
 

@@ -69,12 +69,12 @@ def laplace_online(part: Study) -> Finding:
             text = f"{form}: final {metric} {online:.1f} % online, {offline:.1f} % offline"
             held.append(compared(text, online, offline))
         online, offline = _pair(late, form)
-        text = f"{form}: after round {A_FEW} falls of GA add up to {online:.1f} points online, {offline:.1f} offline"
+        text = f"{form}: after round {A_FEW} drops in GA add up to {online:.1f} points online, {offline:.1f} offline"
         if last > A_FEW:
             held.append(compared(text, online, offline, less=True))
         else:
-            held.append(unknown(f"{form}: falls of GA after round {A_FEW}", f"round {last} is the last"))
-    name = f"falls of GA after round {A_FEW} (points)"
+            held.append(unknown(f"{form}: drops in GA after round {A_FEW}", f"round {last} is the last"))
+    name = f"sum of drops in GA after round {A_FEW} (points)"
     table = _table(part, (GA, LA))
     return Finding(table.assign(**{name: [late[case].mean for case in table["case"]]}), held)
 

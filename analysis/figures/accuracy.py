@@ -96,7 +96,7 @@ def winners(study: Study) -> Picture:
         mine = best.loc[best["data.alpha"].eq(alpha)].set_index("case").reindex(order)
         shift = SPREAD * ((number + 0.5) / len(alphas) - 0.5)
         first = _intervals(panel, mine, colour, -shift)
-        entries.append((f"α = {comparisons.shown(alpha)}, best: {first}", {"color": colour, "marker": "o"}))
+        entries.append((f"α = {comparisons.shown(alpha)} (best: {first})", {"color": colour, "marker": "o"}))
     panel.set_xlabel(AXES[GA])
     panel.set_yticks(range(len(order)), order)
     panel.set_ylim(-0.6, len(order) - 0.4)

@@ -39,7 +39,8 @@ def global_against_local(study: Study) -> Picture:
         entries.append((f"all: {in_words(found)}", {"color": style.ink(), "linestyle": palette.DASHES[1]}))
     panel.set(xlabel=AXES[LA], ylabel=AXES[GA])
     strokes.percent(panel)
-    style.legend(figure, entries, columns=1)
+    about = [("correlations, uncorrected for effects of seeds:", {"linestyle": "none"})]
+    style.legend(figure, about, entries, columns=1)
     style.headline(figure, f"one point per run; {_numbers(study.of(ended))}")
     figure.remarks = [*study.remarks, *remarks]
     figure.run_ids = list(ended["run_id"])
@@ -87,7 +88,7 @@ def errors_behind_accuracies(study: Study) -> Picture:
         figure,
         [(f"α = {comparisons.shown(alpha)}", {"color": colour, "lw": 3}) for alpha, colour in colours.items()],
         [(kind, {"marker": mark, "linestyle": "none"}) for kind, mark in shapes.items()]
-        + ([("optimum", {"marker": "*", "linestyle": "none", "ms": 6})] if has_stars else []),
+        + ([("reference (AE = 0)", {"marker": "*", "linestyle": "none", "ms": 6})] if has_stars else []),
     )
     shown = pd.concat([points for _, _, points in pairs]).drop_duplicates("run_id")
     zero = f"; {at_zero} at distance 0 are hollow, at the left edge" if at_zero else ""

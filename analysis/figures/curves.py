@@ -1,7 +1,8 @@
 """Accuracy over rounds, bytes and seconds.
 
 A line is the mean over seeds of the best setting of a case, its band the confidence interval, or with fewer than five
-seeds their range. Runs that diverged or have not ended are thin lines of their own, with a cross or a ring at the end.
+seeds their range. A panel with more than four lines has no bands, which would hide each other. Runs that diverged or
+have not ended are thin lines of their own, with a cross or a ring at the end.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from fl_lightning.runs.plotting.palette import Look
 
 # More curves of runs without a result would hide the others.
 MAX_LOOSE = 10
+# With more lines in a panel, bands hide each other and the lines.
+MOST_BANDS = 4
 
 
 class Line(NamedTuple):
@@ -53,12 +56,14 @@ def learning_curves(
 
 
 def curves_by_clients(study: Study) -> Picture:
-    """GA over the rounds; colour is the method, dash the number of clients N."""
+    """GA over the rounds; colour is the method, dash the number of clients N, or one panel for each with many lines."""
     return _draw(study, "data.clients", (GA,), _rounds_axis)
 
 
 def curves_by_alpha(study: Study) -> Picture:
-    """GA over the rounds at the best setting of each method; colour is the method, dash the heterogeneity α."""
+    """GA over the rounds at the best setting of each method; colour is the method, dash the heterogeneity α, or one
+    panel for each with many lines.
+    """
     return _draw(study, "data.alpha", (GA,), _rounds_axis)
 
 
@@ -146,25 +151,58 @@ def _draw(
     chosen_by = chosen_by or metrics[0]
     lines, best = _lines(study, rounds, by, chosen_by)
     looks, dashes = _strokes_of(lines, best)
-    figure, panels = style.picture(len(metrics), height=2.3 if len(lines) <= 6 else 3.0, wide=wide, sharex=True)
+    parts = _parts(lines, dashes, metrics, by)
+    most = max(len(part.lines) for part in parts)
+    figure, panels = style.picture(len(parts), height=_height(len(parts), most), wide=wide, sharex=True)
     longest = int(rounds["round"].max())
     bands: list[Band] = []
-    for panel, metric in zip(panels, metrics, strict=True):
-        for line in lines:
-            bands += _curve(panel, line, metric, looks[line.case], dashes[line.value], longest, len(lines))
-        panel.set_ylabel(AXES.get(metric, metric))
-        if metric in AXES:
+    for panel, part in zip(panels, parts, strict=True):
+        for line in part.lines:
+            dash = "solid" if part.title else dashes[line.value]
+            bands += _curve(panel, line, part.metric, looks[line.case], dash, longest, len(part.lines))
+        panel.set_ylabel(AXES.get(part.metric, part.metric))
+        panel.set_title(part.title, fontsize=7, color=style.ink(), loc="left")
+        if part.metric in AXES:
             strokes.percent(panel)
     _label(panels if wide else panels[-1:], axis, rounds)
-    _legend(figure, looks, dashes, by)
+    _legend(figure, looks, {} if parts[0].title else dashes, by)
     loose = _loose_remarks(lines)
-    style.headline(figure, _basis(bands, best, chosen_by) + ("; " + "; ".join(loose) if loose else ""))
+    basis = _basis(bands, best, chosen_by, most <= MOST_BANDS)
+    style.headline(figure, basis + ("; " + "; ".join(loose) if loose else ""))
     about = [*comparisons.budget_remarks(best), *comparisons.confirmed_remarks(best)]
     figure.remarks = [*study.remarks, *remarks, *about, *loose]
     figure.run_ids = [
         str(run_id) for line in lines for part in (line.results, line.loose) for run_id in part["run_id"].unique()
     ]
     return figure
+
+
+class Part(NamedTuple):
+    """What one panel shows; without a title it shows all values, by their dashes."""
+
+    metric: str
+    lines: list[Line]
+    title: str = ""
+
+
+def _parts(lines: list[Line], dashes: Mapping[Any, Any], metrics: Sequence[str], by: str | None) -> list[Part]:
+    """One panel for each metric; many lines of one metric go into a panel for each value instead."""
+    if by is None or len(metrics) > 1 or len(lines) <= MOST_BANDS or len(dashes) < 2:
+        return [Part(metric, lines) for metric in metrics]
+    return [
+        Part(metrics[0], mine, _in_words(by, value))
+        for value in dashes
+        if (mine := [line for line in lines if line.value is value or line.value == value])
+    ]
+
+
+def _height(panels: int, lines: int) -> float:
+    """Of one panel, in inches."""
+    return 1.7 if panels > 2 else 2.3 if lines <= 6 else 3.0
+
+
+def _in_words(by: str, value: Any) -> str:
+    return comparisons.in_words({by: value}) or f"no {comparisons.symbol(by)}"
 
 
 def _measured(
@@ -205,10 +243,7 @@ def _legend(figure: Picture, looks: Mapping[str, Look], dashes: Mapping[Any, Any
     values = (
         []
         if by is None or len(dashes) < 2
-        else [
-            (comparisons.in_words({by: value}) or f"no {comparisons.symbol(by)}", {"linestyle": dash})
-            for value, dash in dashes.items()
-        ]
+        else [(_in_words(by, value), {"linestyle": dash}) for value, dash in dashes.items()]
     )
     style.legend(figure, style.case_entries(looks), values)
 
@@ -267,7 +302,7 @@ def _curve(panel: Axes, line: Line, metric: str, look: Look, dash: Any, longest:
             x = line.results.groupby("round")["x"].mean().reindex(wide.columns)
             band = mean_band(100 * wide.to_numpy())
             strokes.curve(panel, x, band.mean, look, dash, longest)
-            if band.n > 1:
+            if band.n > 1 and lines <= MOST_BANDS:
                 strokes.band(panel, x, band.low, band.high, look.colour, lines)
             yield band
     for _, run in line.loose.dropna(subset=[metric]).groupby("run_id"):
@@ -287,9 +322,9 @@ def _loose_remarks(lines: Sequence[Line]) -> list[str]:
     return [", ".join([*words, *([f"{rest} not ended (thin, to the ring)"] if rest else [])])]
 
 
-def _basis(bands: Sequence[Band], best: pd.DataFrame, metric: str) -> str:
+def _basis(bands: Sequence[Band], best: pd.DataFrame, metric: str, banded: bool) -> str:
     """How many seeds, and what was chosen."""
-    text = style.seeds([band.n for band in bands])
+    text = style.seeds([band.n for band in bands], banded)
     tried = sorted(set(best["tried"]))
     if tried[-1] > 1:
         settings = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[0]}"

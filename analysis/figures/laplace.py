@@ -45,7 +45,7 @@ def curvatures(study: Study) -> Picture:
 
 def cosine_of_precisions(study: Study) -> Picture:
     """The paper's normalisation decides the answer for full matrices, so both are shown."""
-    names = {"precision_cosine_minmax": "cosine similarity, min-max", "precision_cosine": "cosine similarity, raw"}
+    names = {"precision_cosine_minmax": "cosine, minimum subtracted (paper)", "precision_cosine": "cosine similarity"}
     if not any(name in study.rounds and study.rounds[name].notna().any() for name in names):
         return style.empty("no run has measured the cosine between its clients' precisions; FOLA does", study)
     return _over_rounds(study, names, 1)

@@ -14,6 +14,7 @@ from xml.etree.ElementTree import Element, SubElement
 from markdown import Markdown
 from markdown.blockprocessors import BlockProcessor
 from markdown.extensions import Extension
+from markdown.inlinepatterns import InlineProcessor
 from markdown.util import AtomicString
 
 SMALL = (
@@ -36,6 +37,8 @@ TOKEN = re.compile(
 )
 # What is in no formula, but in code and commands.
 FOREIGN = re.compile(r"[\"#$`\\@]|--|\w\.\w+\(|\w=|^(?:import|from|for|def) ", re.MULTILINE)
+# A symbol with an index in a sentence, such as L_n or Lambda_S; longer names are settings.
+SYMBOL = rf"(?<![\w.])((?:[A-Za-z]|{'|'.join(GREEK.keys() - {'?'})})_(?:[A-Za-z]{{1,2}}|\d))(?![A-Za-z0-9_(]|\.\w)"
 MOST_WORDS = 3  # in a formula; more make a sentence
 SPACE = "\N{FOUR-PER-EM SPACE}"  # MathML drops ordinary ones
 OPENING, CLOSING = "([{⟨", ")]}⟩"
@@ -262,8 +265,16 @@ class FormulaBlocks(BlockProcessor):
         return self.looseDetab(block).rstrip()
 
 
+class Symbols(InlineProcessor):
+    """Symbols in sentences, drawn as in the formulas above them."""
+
+    def handleMatch(self, m: "re.Match[str]", data: str) -> tuple[Element, int, int]:  # noqa: N802 - Markdown's name
+        return drawn(m[1]), m.start(0), m.end(0)
+
+
 class Formulas(Extension):
-    """Adds `FormulaBlocks` to a Markdown converter."""
+    """Adds `FormulaBlocks` and `Symbols` to a Markdown converter."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 - Markdown's name
         md.parser.blockprocessors.register(FormulaBlocks(md.parser), "formulas", 85)
+        md.inlinePatterns.register(Symbols(SYMBOL, md), "symbols", 55)  # after code, links and emphasis

@@ -4,6 +4,7 @@ Guides, pages of the repository's root and modules appear by existing. Links are
 repository; here they are turned to where the same thing lies in the site.
 """
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -41,7 +42,8 @@ NAVIGATION = {
         "Benchmarks": "benchmarks",
     },
 }
-LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)([^)]*\))")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)([^)]*)\)")
+LINE = re.compile(r"#L(\d+)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -69,19 +71,48 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links as they work in the repository become links of the site."""
+    """Links as they work in the repository become links of the site; what the site lacks is named without a link."""
+    root = Path(config.config_file_path).parent
     places = {target: source for source, target in OUTSIDE.items()}
     source = places.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def turned(link: re.Match[str]) -> str:
-        before, target, after = link.groups()
+        image, text, target, after = link.groups()
         if "://" in target:
             return link.group()
         wanted = normpath(str(PurePosixPath(source).parent / target))
-        there = OUTSIDE.get(wanted, wanted.removeprefix("docs/"))
-        return f"{before}{relpath(there, PurePosixPath(page.file.src_uri).parent)}{after}"
+        there = OUTSIDE.get(wanted) or _reference_page(wanted) or wanted.removeprefix("docs/")
+        if wanted.endswith(".py"):
+            line = LINE.fullmatch(after)
+            after = _anchor(root, root / wanted, int(line[1])) if line else ""
+        if files.get_file_from_path(there) is None and not wanted.startswith("docs/"):
+            return text
+        return f"{image}[{text}]({relpath(there, PurePosixPath(page.file.src_uri).parent)}{after})"
 
     return LINK.sub(turned, markdown)
+
+
+def _reference_page(path: str) -> str | None:
+    """The page of a module, by the path of its file in the repository."""
+    if path.partition("/")[0] not in PACKAGES or not path.endswith(".py"):
+        return None
+    return f"reference/{path.removesuffix('.py')}.md".replace("/__init__.md", "/index.md")
+
+
+def _anchor(root: Path, path: Path, line: int) -> str:
+    """The anchor of the definition that begins at a line, or of what surrounds it where that has no docstring."""
+    module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+    def names(body: list[ast.stmt], before: str) -> Iterator[tuple[int, str]]:
+        for node in body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                name = f"{before}.{node.name}" if ast.get_docstring(node) else before
+                yield node.lineno, name
+                if isinstance(node, ast.ClassDef):
+                    yield from names(node.body, name)
+
+    found = dict(names(ast.parse(path.read_text(encoding="utf-8")).body, module)).get(line)
+    return f"#{found}" if found and found != module and "._" not in found else ""
 
 
 def modules_of(root: Path, package: str) -> Iterator[tuple[str, str]]:

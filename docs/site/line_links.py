@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[`([\w.]+)`\]\(([\w./]+\.py)#L(\d+)\)")
 
 
-def mended(page: Path) -> str:
+def updated(page: Path) -> str:
     """The text of a page with the line of every definition as it is now."""
 
     def link(match: re.Match[str]) -> str:
@@ -33,4 +33,4 @@ def line_of(name: str, path: Path) -> int:
 
 if __name__ == "__main__":
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        page.write_text(mended(page), encoding="utf-8")
+        page.write_text(updated(page), encoding="utf-8")

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     add_workers(parser)
     parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="most runs at once [all cores]")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
-    parser.add_argument("--fresh", action="store_true", help="compute again, without earlier results")
+    parser.add_argument("--fresh", action="store_true", help="delete earlier results and compute again")
     options, settings = with_files(parser, arguments)
     from tune import study_file  # which imports this package
     from tune.comparison import name_of
@@ -121,7 +121,7 @@ def show(settings: Mapping[str, Any], variants: Sequence[str], seeds: Sequence[i
         print(f"curves   {shown(picture)}", file=beside)
     print(f"seeds    {best.listed(study.seeds)}", file=beside)
     print(f"report   {command('report', '--study', study.name, *_store(options.out))}", file=beside)
-    print(f"compare  {look(options.out)}", file=beside)
+    print(f"mlflow   {look(options.out)}", file=beside)
     return 0 if not failures else 1
 
 

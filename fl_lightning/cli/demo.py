@@ -11,7 +11,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(prog="fl-lightning demo", description=__doc__)
     add_runs(parser)
     parser.add_argument("--scale", default="small", help="smoke, small or paper: rounds and seeds [small]")
-    parser.add_argument("--fresh", action="store_true", help="compute again, without earlier results")
+    parser.add_argument("--fresh", action="store_true", help="delete earlier results and compute again")
     options = parser.parse_args(list(arguments))
     options.json = options.quiet = False
     print("FOLA against FedAvg on 8x8 digits, and against training on all data in one place. Dirichlet alpha = 0.01")

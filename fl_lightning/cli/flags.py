@@ -119,8 +119,10 @@ def explained(names: Mapping[str, str], only: Collection[str] = ()) -> str:
     """
     from fl_lightning.runs.config.schema import PARTS, as_text, schema_of
 
+    settings = schema_of(names)
+    heads = list(dict.fromkeys(key.partition(".")[0] for key in settings))
     lines, section = [], ""
-    for key, item in schema_of(names).items():
+    for key, item in sorted(settings.items(), key=lambda setting: heads.index(setting[0].partition(".")[0])):
         head = key.partition(".")[0]
         if only and head not in only:
             continue

@@ -85,7 +85,7 @@ class Progress:
             self.show_work(doing)
 
     def show_work(self, doing: str) -> None:
-        """Show what is being computed, as often as one can read it."""
+        """Show what is being computed, at a readable rate."""
         interrupts.check()
         if self._quiet:
             return

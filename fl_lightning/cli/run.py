@@ -64,7 +64,7 @@ def _parser() -> flags.CommandParser:
     add("--config", action="append", default=[], metavar="FILE", help=files)
     add("--print_config", "--print-config", action="store_true", help="print all settings as YAML, and stop")
     flags.add_runs(parser)
-    add("--fresh", action="store_true", help="delete the earlier results of these settings, and compute again")
+    add("--fresh", action="store_true", help="delete earlier results and compute again")
     add("--name", default="", help="name of the run in tables, figures and MLflow [its method and options]")
     note = "a tag in MLflow, by which `runs` and `report` select; may be repeated"
     add("--tag", action="append", default=[], metavar="KEY=VALUE", help=note)
@@ -80,8 +80,7 @@ def _run(config: RunConfig, options: Namespace, stop: Stop | None) -> Result:
     tags, number = tags_of(options), flags.number_of_workers(options.workers)
     require(
         number != 1 or (options.address is None and not getattr(options, "resources.gpu")),
-        "--address and --resources.gpu say where workers compute, and one worker is this process; give --workers 2 or "
-        "more, or auto",
+        "--address and --resources.gpu need --workers 2 or more, or auto, got 1",
     )
     from fl_lightning.cli.progress import Progress
     from fl_lightning.penalty import overshoot_warning
@@ -112,7 +111,7 @@ def _show(config: RunConfig, result: Result, out: Path) -> None:
     if result.reused:
         print("this run had finished before and was not computed again; --fresh does that")
     print(f"files    {result.folder}")
-    print(f"compare  {look(out)}")
+    print(f"mlflow   {look(out)}")
 
 
 def tags_of(options: Namespace) -> dict[str, str]:

@@ -194,7 +194,7 @@ def _export(known: "Runs", chosen: "pd.DataFrame", file: Path, out: Path) -> int
     found = [places.get(known.known[run_id].tags.get(ATTEMPT_TAG, "")) for run_id in chosen["run_id"]]
     packed = pack({place for place in found if place is not None}, file)
     left = f"; {len(chosen) - packed} have not ended, or have no files in {out}" if packed < len(chosen) else ""
-    require(packed > 0, f"no file was written{left}")
+    require(packed > 0, f"no file was written{left}; finish the runs first")
     print(f"wrote {packed} of {len(chosen)} runs to {file}{left}")
     return 0
 

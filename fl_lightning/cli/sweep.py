@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     add_runs(parser)
     add_workers(parser, "a trial trains its clients")
     parser.add_argument("--max-concurrent", type=int, default=0, metavar="N", help="most trials at once [all cores]")
-    parser.add_argument("--fresh", action="store_true", help="compute again, without earlier results")
+    parser.add_argument("--fresh", action="store_true", help="delete earlier results and compute again")
     parser.add_argument("--json", action="store_true", help="print the best settings as JSON in the last line")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     options, flags = parser.parse_known_args(list(arguments))
@@ -102,7 +102,7 @@ def show(study: "Study", how: "Options", options: Namespace, curves: bool = Fals
     if curves and len(table):
         print(f"curves   {shown(_draw(outcome, how.out / f'{study.name}.png'))}")
     print(f"tables   {shown(outcome.folder)}")
-    print(f"compare  {look(how.out)}")
+    print(f"mlflow   {look(how.out)}")
     return 0 if not outcome.failures else 1
 
 

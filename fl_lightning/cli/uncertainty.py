@@ -91,7 +91,7 @@ def detection_rows(numbers: dict[str, float], strange: Sequence[str]) -> list[di
 
 
 def against_map(numbers: dict[str, float], strange: Sequence[str]) -> list[str]:
-    """Whether each kind of prediction is better than the mean's: on the test set, and at inputs of no class.
+    """Whether each kind of prediction is better than the mean's: on the test set, and at out-of-distribution inputs.
 
     >>> against_map({"map/NLL": 0.5, "probit/NLL": 0.6, "map/AUROC/noise": 0.7, "probit/AUROC/noise": 0.9}, ["noise"])
     ['probit against map: worse on the test set (NLL 0.6000, map 0.5000), better on noise (AUROC 0.9000, map 0.7000)']

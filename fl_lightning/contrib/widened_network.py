@@ -114,7 +114,7 @@ def _chain(module: nn.Module, convolutions: bool, method: str) -> list[str]:
 
 
 def _is_zero_at_zero(part: nn.Module) -> bool:
-    """Whether a part without parameters leaves a zero what it is, as far as one can try it on vectors."""
+    """Whether a part without parameters maps zero to zero; it is tried on one vector."""
     try:
         with torch.no_grad(), streams.undisturbed():
             return not part(torch.zeros(1, 4)).any()

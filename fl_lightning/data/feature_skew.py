@@ -55,7 +55,7 @@ def check(dataset: Dataset, split: Split) -> None:
     skewed = split.feature_skew != "none"
     require(
         not skewed or (not several(dataset.train_x) and dataset.train_x.dtype != torch.long),
-        f"data.feature_skew {split.feature_skew} needs one input of numbers, no tokens or several inputs; leave it out",
+        f"data.feature_skew {split.feature_skew} needs one numeric input; remove data.feature_skew",
     )
     require(
         split.feature_skew != "rotation" or len(dataset.shape) == 3,

@@ -126,7 +126,7 @@ def check_fit(task: Task, data: ClientData) -> None:
     mine, its = task.likelihood, dataset.likelihood
     require(
         mine.task == its.task or (isinstance(mine, Plain) and its.has_classes),
-        f"the data are of {its.task}, and the likelihood of the task is that of {mine.task}; use Task(model, "
+        f"the task's likelihood is {mine.task}, the data need {its.task}; use Task(model, "
         "likelihood=dataset.likelihood)",
     )
     x, y = data.fetch(torch.zeros(1, dtype=torch.long, device=data.indices.device))

@@ -86,8 +86,8 @@ class Split:
             partitioning.
         holdout: Share of the training samples in use that belongs to no client but to the server: class-balanced,
             taken before partitioning; for methods whose server has data. The same for every method at one seed.
-        holdout_seed: Which draw of the holdout it is, for runs of every seed alike, as a network that was pretrained on
-            it asks for. null draws it by the run's seed.
+        holdout_seed: Seed of the holdout, for equal holdouts in all runs, as a network that was pretrained on it needs;
+            null: the run's seed.
         validation: Share of the training samples in use that belongs to no client and serves only to choose settings:
             stratified, taken before partitioning, apart from the holdout. The same for every method at one seed; the
             server model's accuracy on it is GA_validation.

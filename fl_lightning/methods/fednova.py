@@ -87,16 +87,15 @@ class FedNova(Method):
     def check(self, training: Training, server: Server) -> None:
         require(
             self.mu == 0 or training.momentum == 0,
-            "fednova knows no normaliser for a proximal term inside momentum, expected one of the two, got method.mu "
-            f"{self.mu} and training.momentum {training.momentum}; set --method.mu 0 or --training.momentum 0",
+            f"fednova cannot combine method.mu {self.mu} and training.momentum {training.momentum}; "
+            "set --method.mu 0 or --training.momentum 0",
         )
         require(
             training.optimiser != "own",
-            "fednova does not know how a module's own optimiser adds up gradients, expected --training.optimiser sgd, "
-            "adam or adamw, got own; set one of them",
+            "fednova does not support --training.optimiser own, a module's own optimiser; use sgd, adam or adamw",
         )
         if self.mu:
-            why = f"fednova knows no normaliser for a proximal term, method.mu {self.mu}, inside an adaptive optimiser"
+            why = f"fednova cannot combine method.mu {self.mu} and an adaptive optimiser"
             require_sgd(training, why, "set --method.mu 0 or --training.optimiser sgd")
 
     def init(self, params: Params, num_clients: int) -> State:

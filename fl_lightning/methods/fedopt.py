@@ -107,8 +107,8 @@ class FedOpt(Method):
         require(0 < self.tau < math.inf, f"method.tau must be finite and > 0, got {self.tau}")
         require(
             not self.bias_correction or self.optimiser in ("adam", "yogi"),
-            "method.bias_correction is for --method.optimiser adam or yogi, whose averages start at nothing, got "
-            f"{self.optimiser}; leave one out",
+            "method.bias_correction is for --method.optimiser adam or yogi, whose averages start at zero, got "
+            f"{self.optimiser}; remove it, or use --method.optimiser adam",
         )
 
     def init(self, params: Params, num_clients: int) -> State:

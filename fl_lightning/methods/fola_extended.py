@@ -100,7 +100,7 @@ from fl_lightning.params import Params, average, zeros, zip_map
 from fl_lightning.penalty import SOFTER, Detached, Linear, Penalty, Sum
 from fl_lightning.training import Training
 
-# Shorter steps than 1/64 are none.
+# The shortest step is 1/64.
 HALVINGS = 6
 
 
@@ -108,8 +108,8 @@ def require_no_running_statistics(who: str, task: Task) -> None:
     """Raise `UserError` for networks whose loss at a model depends on how training has come there."""
     require(
         all(getattr(module, "running_mean", None) is None for module in task.model.modules()),
-        f"{who} compares losses along the way and expected a network without running statistics, got one with "
-        "BatchNorm; leave it out, or use a model with GroupNorm or without normalisation",
+        f"{who} does not support BatchNorm, whose running statistics change the loss; set {who} false, or use a model "
+        "with GroupNorm or without normalisation",
     )
 
 
@@ -120,9 +120,8 @@ def backtracked(local: Local, start: Params, penalty: Penalty | None) -> Params:
 
     J_n is what the client has trained on: the mean loss of all its samples, in evaluation mode and without
     augmentation, and its penalty. With a cavity's correction added the last steps of a round may leave a client far
-    up: the others' gradient does not end where its own loss saturates. A client that goes downhill, as on a quadratic
-        loss,
-    is left as it is. Running statistics, as BatchNorm has, belong to one end of the way: such networks are refused.
+    up: the others' gradient does not end where its own loss saturates. A client whose loss falls, as on a quadratic
+    loss, keeps its model. Networks with running statistics, as BatchNorm has, are refused.
 
     Raises:
         Diverged: If the shortest step, or the start itself, has no loss: the next round would begin where this one did.
@@ -270,8 +269,8 @@ class FolaExtended(Method, ObservesPath, HasPosterior, StateFromNetwork):
             require(value is None or value > 0, f"method.{name} must be > 0, or null, got {value}")
         require(
             self.trust is None or self.damping_place == "both",
-            "method.trust raises a damping that leads to the average, which --method.damping_place denominator does "
-            "not; leave one out",
+            "method.trust needs --method.damping_place both, got denominator; set --method.trust null or "
+            "--method.damping_place both",
         )
 
     def check(self, training: Training, server: Server) -> None:

@@ -12,7 +12,7 @@ class Probe:
 
     Attributes:
         reference: Folder of a saved run whose final model and curvature stand for the global posterior; AE and LF are
-            then logged in every round. Null measures neither.
+            then logged in every round. null measures neither.
         reference_precision: Precision of the reference: the curvature of all clients' training data at its final model,
             or the precision that the run itself has kept (FOLA).
         ridge_rounds: Rounds after which the accuracy along the ridge between two clients is measured and stored with a

@@ -22,7 +22,7 @@ class _MendTorchvision(MetaPathFinder):
             declare_torchvision_operators()
 
 
-def mend_torchvision_when_imported() -> None:
+def repair_torchvision_when_imported() -> None:
     """Declare the operators of torchvision when it is imported: until then, commands need not wait for torch."""
     if "torchvision" not in sys.modules and not any(isinstance(one, _MendTorchvision) for one in sys.meta_path):
         sys.meta_path.insert(0, _MendTorchvision())
@@ -63,7 +63,7 @@ def _operators_load() -> bool:
 
     found = find_spec("torchvision")
     if found is None or found.origin is None:
-        return True  # nothing to mend
+        return True  # nothing to repair
     for extension in Path(found.origin).parent.glob("_C.*"):
         try:
             torch.ops.load_library(extension)  # type: ignore[no-untyped-call]

@@ -45,7 +45,7 @@ def plugin_error(error: BaseException, part: object = None) -> BaseException:
         )
     else:
         return error
-    named = PluginError(f"{where}: {what}; mend the plug-in")
+    named = PluginError(f"{where}: {what}; fix the plug-in")
     named.add_note("".join(traceback.format_exception(error)).rstrip())
     return named
 
@@ -57,7 +57,7 @@ def wrong(part: object, hook: str, expected: str, given: str) -> PluginError:
     where = ""
     if function.__module__.startswith(f"{PLUGIN_PACKAGE}."):
         where = f"{function.__code__.co_filename}, line {function.__code__.co_firstlineno}: "
-    return PluginError(f"{where}{cls.__name__}.{hook} must return {expected}, got {given}; mend it")
+    return PluginError(f"{where}{cls.__name__}.{hook} must return {expected}, got {given}; fix it")
 
 
 def of_plugin(frame: FrameType) -> bool:

@@ -25,7 +25,7 @@ MEMORY_WORDS = (
 )
 
 
-def mend_streams() -> None:
+def repair_streams() -> None:
     """Give the program the streams that its caller has closed, and let none of them stop it.
 
     A closed descriptor would be given to the next file that is opened, a database for instance, and what a library
@@ -48,7 +48,7 @@ def mend_streams() -> None:
         sys.stderr = _Forgiving(sys.stderr.detach(), encoding=letters, errors="replace", line_buffering=True)
 
 
-def mend_home() -> None:
+def repair_home() -> None:
     """Give libraries a home folder where the user has none, as in containers, and Matplotlib a writable one.
 
     MLflow asks for the home folder when it is imported. Matplotlib would make its own temporary folder, and say so.

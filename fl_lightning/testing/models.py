@@ -130,9 +130,9 @@ def _inputs(build: Build, samples: int, shape: tuple[int, ...], classes: int) ->
 
 def _built(build: Build, shape: tuple[int, ...], classes: int, seed: int = 0) -> nn.Module:
     offered = {"vocabulary": classes, "per_token": False}
-    told = {key: value for key, value in offered.items() if key in inspect.signature(build).parameters}
+    given = {key: value for key, value in offered.items() if key in inspect.signature(build).parameters}
     with streams.global_noise(seed, "weights"):
-        return build(shape, classes, **told)
+        return build(shape, classes, **given)
 
 
 def _weights(build: Build, shape: tuple[int, ...], classes: int, seed: int) -> Params:

@@ -194,7 +194,7 @@ def test_falls_are_added_up():
     assert falls(rough, 3).to_numpy() == pytest.approx(2 * 5)  # what falls into round 3 is not after it
     found = federated.steadiness(part_of(pd.concat([smooth, rough])))
     assert found.verdict == "confirmed"
-    table = found.table.set_index("case")["falls of GA (points)"]
+    table = found.table.set_index("case")["sum of drops in GA (points)"]
     assert table["FOLA"] == 0
     assert table["FOLA offline"] == pytest.approx(3 * 5)  # from 0.2 to 0.15, and so on, in rounds 3, 6 and 9
 

@@ -170,6 +170,19 @@ def test_lines_are_means_and_bands_their_intervals():
     assert middle.max() - middle.min() > 0.5
 
 
+def test_many_lines_are_divided_by_their_condition_and_have_no_bands_where_more_than_four_share_a_panel():
+    """Nine lines: a panel for each N, with three lines and bands; five lines in one panel have none, and say so."""
+    divided = figures.curves_by_clients(
+        as_study(rounds_table(cases=("FedAvg", "FOLA", "SCAFFOLD"), clients=(5, 10, 20)))
+    )
+    assert [panel.get_title(loc="left") for panel in divided.axes] == ["N = 5", "N = 10", "N = 20"]
+    assert [(len(panel.lines), len(panel.collections)) for panel in divided.axes] == [(3, 3)] * 3
+    assert {line.get_linestyle() for panel in divided.axes for line in panel.lines} == {"-"}
+    many = figures.learning_curves(as_study(rounds_table(cases=("FedAvg", "FOLA", "SCAFFOLD", "FedCurv", "FedBE"))))
+    assert [(len(panel.lines), len(panel.collections)) for panel in many.axes] == [(5, 0)] * 2
+    assert "band" not in many._suptitle.get_text()
+
+
 def test_bytes_are_cumulative_and_of_both_directions():
     panel = figures.against_bytes(as_study(rounds_table(cases=("FOLA",), rounds=3))).axes[0]
     assert panel.lines[0].get_xdata() == pytest.approx([4, 8, 12])  # 2 MB down and 2 MB up in every round
@@ -297,8 +310,8 @@ def test_the_winner_and_cases_level_with_it_are_filled():
     figure = figures.winners(as_study(table))
     (panel,) = figure.axes
     assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == [
-        "α = 0.01, best: FOLA",
-        "α = 1, best: FedAvg",
+        "α = 0.01 (best: FOLA)",
+        "α = 1 (best: FedAvg)",
     ]
     names = [label.get_text() for label in panel.get_yticklabels()]
     small, large = palette.sequence(2)
@@ -319,8 +332,8 @@ def test_centralised_training_wins_nothing():
     table.loc[table["case"].eq("centralised"), "GA"] = 0.99
     figure = figures.winners(as_study(table))
     assert [t.get_text() for t in figure.legends[0].get_texts() if t.get_text()] == [
-        "α = 0.01, best: FOLA",
-        "α = 1, best: FOLA",
+        "α = 0.01 (best: FOLA)",
+        "α = 1 (best: FOLA)",
     ]
     reference = [line for line in figure.axes[0].lines if line.get_marker() == "o" and line.get_xdata()[0] > 98]
     assert [line.get_markerfacecolor() for line in reference] == [palette.LIGHT.paper] * 2

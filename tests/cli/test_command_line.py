@@ -104,6 +104,9 @@ def test_help_explains_every_setting(method, capsys):
         assert item.help
     for symbol in ("(alpha)", "(N)", "(lr, eta)", "(E)", "(B)", "(R)", "(participation, C)"):
         assert symbol in text
+    listed = text.partition("Settings for")[2].splitlines()
+    headings = [line.split()[0] for line in listed if line[:1].islower()]
+    assert len(set(headings)) == len(headings), "a part's settings under two headings"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -288,7 +291,7 @@ def test_with_a_tracking_server_its_address_is_the_place_to_look(out, capsys, mo
     flags = [flag for flag in QUICK if flag != "--quiet"]
     for command in (["run"], ["compare", "--methods", "fedavg"]):
         _, text, _ = call(capsys, *command, *flags, "--runs", out)
-        assert text.splitlines()[-1] == "compare  http://tracking:5000"
+        assert text.splitlines()[-1] == "mlflow   http://tracking:5000"
 
 
 def test_the_former_name_of_the_folder_of_runs_is_taken_with_advice(out, capsys):

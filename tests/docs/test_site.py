@@ -2,10 +2,13 @@
 
 import inspect
 import os
+import posixpath
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
+from urllib.parse import unquote
 from xml.etree.ElementTree import tostring
 
 import pytest
@@ -56,6 +59,22 @@ def test_the_site(site):
             assert (site / page).parent.joinpath(image).exists(), f"{page} shows {image}, which is not there"
 
 
+def test_every_link_leads_somewhere(site):
+    """Relative links of all pages, with their anchors; the page of the error 404 is made for the root of a server."""
+    pages = {path.relative_to(site).as_posix(): path.read_text() for path in site.rglob("*.html")}
+    anchors = {page: set(re.findall(r"\bid=\"([^\"]+)", text)) for page, text in pages.items()}
+    dead = []
+    for page in pages.keys() - {"404.html"}:
+        for link in re.findall(r"<a\b[^>]*\bhref=\"([^\"]+)", pages[page]):
+            target, _, anchor = unescape(link).partition("#")
+            if "://" in link or link.startswith("mailto:"):
+                continue
+            there = posixpath.normpath(posixpath.join(posixpath.dirname(page), unquote(target))) if target else page
+            if not (site / there).exists() or (anchor and there in anchors and unquote(anchor) not in anchors[there]):
+                dead.append(f"{page}: {link}")
+    assert not dead, "\n".join(sorted(dead))
+
+
 @pytest.fixture
 def formulas(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
@@ -97,6 +116,16 @@ def drawn(formulas, text):
 )
 def test_notation(formulas, text, expected):
     assert drawn(formulas, text) == expected
+
+
+def test_symbols_in_sentences_are_drawn_and_names_are_not(formulas):
+    from markdown import Markdown
+
+    text = Markdown(extensions=[formulas.Formulas()]).convert("L_n is the loss, Lambda_S not `p_n`, x_train or a_b.c.")
+    assert (
+        re.sub(r"</?(?:math|m\w+|span)>", "", text)
+        == "<p>Ln is the loss, ΛS not <code>p_n</code>, x_train or a_b.c.</p>"
+    )
 
 
 def test_sentences_stay_text(formulas):

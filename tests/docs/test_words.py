@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 # Words outside of code blocks for each page; ALL_PAGES counts code, too.
-LIMITS = {"methods": 3_600, "results": 5_420, "claims": 2_500, "data": 2_000, "extending": 2_000, "fola": 2_200}
-ANY_PAGE, ALL_PAGES, README = 1_500, 26_400, 700
+LIMITS = {"methods": 3_200, "results": 5_400, "claims": 1_750, "data": 1_700, "extending": 1_650, "fola": 1_700}
+ANY_PAGE, ALL_PAGES, README = 1_000, 25_000, 700
 HABITS_IN_CODE = 0
-# Private words for known things in docstrings, comments and messages; lower a limit when you mend some.
+# Private words for known things in docstrings, comments and messages; lower a limit when you replace some.
 PRIVATE_WORDS = {
     r"contest(?:ant)?s?": ("comparison, case", 0),
     r"crews?|hired?": ("executor", 0),
@@ -30,7 +30,9 @@ PRIVATE_WORDS = {
 LONGEST = 25  # words of a sentence; more are allowed in one sentence of twenty
 HABITS = {
     "a person in place of code": r"\b(?:nobody|whoever|somebody|everybody|anybody)\b",
-    "'is told' in place of what happens": r"\b(?:is|are|was|were|being) told\b",
+    "'told' in place of what happens": r"\btold\b",
+    "'one can' in place of what acts": r"\bone can\b",
+    "'mend' for fix or repair": r"\bmend(?:s|ed|ing)?\b",
     "a negated noun": r"(?<!there )\b(?:is|are|be) no (?!such|longer|more|less|later|sooner|better|worse|larger)\w+",
 }
 
@@ -119,6 +121,7 @@ def test_a_page_begins_with_its_question_and_the_answer(page):
     [
         ("Whoever consumes it measures.", 1),
         ("The client is told what others know.", 1),
+        ("It told the database, which one can mend.", 3),
         ("The ground is no sample.", 1),
         ("It is no longer there, and no larger than before.", 0),
         ("There is no such file; there are no runs.", 0),

@@ -275,7 +275,7 @@ def test_a_module_that_cannot_be_a_model(module, words):
         (Two, FedAvg(), {}, "must return one optimiser that takes one gradient per step, got SGD, SGD"),
         (Plateau, FedAvg(), {}, "ReduceLROnPlateau.*use --engine lightning"),
         (Full, FedAvg(), {"lr": 0.5}, "training.lr 0.5 is for --training.optimiser sgd.*has configure_optimizers"),
-        (Full, FedNova(), {}, "does not know how a module's own optimiser adds up gradients"),
+        (Full, FedNova(), {}, "fednova does not support --training.optimiser own"),
         (Plain, FedAvg(), {"optimiser": "own"}, "that of a LightningModule with configure_optimizers, got Plain"),
         (Plain, FedSparse(), {}, "trains a network of its own"),
         (Full, FolaExtended(curvature_form="kron", strength=1), {}, "training_step of Full has another loss"),

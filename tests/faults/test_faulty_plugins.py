@@ -86,7 +86,7 @@ def test_what_a_plug_in_raises_fails_alone_with_its_case(out, tmp_path, plugins)
     words = {"raises": "RuntimeError: the plug-in is broken", "leaves": "SystemExit: 0"}
     assert reasons.keys() == {f"It {fault} seed {seed}" for fault in words for seed in range(12)}
     for name, reason in reasons.items():
-        assert reason.endswith(f"in Faulty.aggregate: {words[name.split()[1]]}; mend the plug-in")
+        assert reason.endswith(f"in Faulty.aggregate: {words[name.split()[1]]}; fix the plug-in")
 
 
 def test_a_crash_fails_alone_after_two_tries(out, tmp_path, plugins):
@@ -104,5 +104,5 @@ def test_a_dry_run_names_what_cannot_be_measured(out, tmp_path, plugins):
         study = write(tmp_path, cases=[{"label": "Mine", "method": "faulty", "method.fault": fault}])
         done = fl_lightning("sweep", study, "--dry-run", "--runs", out, FL_LIGHTNING_PLUGINS=plugins)
         assert done.returncode == 1
-        assert done.stderr.endswith(f"in Faulty.aggregate: {words}; mend the plug-in\n")
+        assert done.stderr.endswith(f"in Faulty.aggregate: {words}; fix the plug-in\n")
         assert "Traceback" not in done.stderr

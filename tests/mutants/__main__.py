@@ -123,7 +123,7 @@ def main() -> int:
         paths = sorted({path for one in chosen for path in one.tests})
         sound = copies.map(lambda path, copy: passes(copy, (path,)), paths)
         if failing := [path for path, passed in zip(paths, sound, strict=True) if not passed]:
-            print(f"fail without any change: {', '.join(failing)}; mend them first")
+            print(f"fail without any change: {', '.join(failing)}; fix them first")
             return 2
         alive = []
         for change, survived in zip(chosen, copies.map(survives, chosen), strict=True):

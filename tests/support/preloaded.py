@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401
 
-import fl_lightning  # before Lightning: it mends torchvision beside a CPU-only torch
+import fl_lightning  # before Lightning: it repairs torchvision beside a CPU-only torch
 
 # isort: split
 import matplotlib.backends.backend_agg

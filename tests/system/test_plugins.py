@@ -151,7 +151,7 @@ def test_what_a_hook_raises_names_file_hook_and_line(plugin, tmp_path, hook, bod
     reason = "SystemExit: 0" if "exit" in body else "RuntimeError: two lines"
     with pytest.raises(PluginError) as caught:
         a_round(method)
-    assert str(caught.value).startswith(f"{tmp_path / 'faulty.py'}, line {FAULT}, in Faulty.{hook}: {reason}; mend ")
+    assert str(caught.value).startswith(f"{tmp_path / 'faulty.py'}, line {FAULT}, in Faulty.{hook}: {reason}; fix ")
     assert "\n" not in str(caught.value)
     assert "faulty.py" in caught.value.__notes__[0]
 

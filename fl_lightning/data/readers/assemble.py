@@ -163,7 +163,7 @@ def split_off_test(arrays: Mapping[str, Array], share: float, task: str = "class
     order = numpy_generator(0, "test share").permutation(len(labels))
     stays = np.zeros(len(labels), bool)
     for column in (labels, arrays.get("owners", labels)):
-        require(len(column) == len(labels), f"owners must name one for each of {len(labels)} samples: {len(column)}")
+        require(len(column) == len(labels), f"owners needs {len(labels)} entries, one per sample, got {len(column)}")
         stays[np.unique(column[order], return_index=True)[1]] = True
     is_test = np.zeros(len(labels), bool)
     for label in np.unique(labels):
@@ -204,7 +204,7 @@ def _inputs(name: str, x: Array) -> Array:
         f"shape {x.shape}; {remedy}",
     )
     require(x.dtype.itemsize <= 8, f"{name} must hold at most 64 bits per number, got {x.dtype}; {remedy}")
-    require(x.ndim >= 2, f"{name} must have samples as its first dimension and more than one, got {x.shape}")
+    require(x.ndim >= 2, f"{name} needs at least 2 dimensions, samples first, got {x.shape}")
     x = x.astype(x.dtype.newbyteorder("="), copy=False)
     if x.dtype.kind == "f" and x.size:
         check_finite(name, torch.from_numpy(x))  # before a test set is split off, which numbers the samples anew

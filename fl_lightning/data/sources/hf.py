@@ -50,7 +50,7 @@ class Columns(NamedTuple):
 
 def splits_of(folder: Path, train: str, test: str) -> dict[str, Split]:
     """Train and test, or train alone where there is no split of the usual name for the other."""
-    require(folder.is_dir(), f"data.path must be a folder that save_to_disk has written, got {folder}, which is none")
+    require(folder.is_dir(), f"data.path must be a folder that save_to_disk has written, not a folder: {folder}")
     if not (folder / DICTIONARY).exists():
         return {"train": _split(folder)}
     listed = _json(folder / DICTIONARY).get("splits")

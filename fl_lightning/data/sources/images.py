@@ -61,7 +61,7 @@ class Images(Source):
     def _halves(self) -> dict[str, dict[str, list[Path]]]:
         """The files of every class: of train and perhaps test, or of the folder itself, which is then all train."""
         folder = self._folder
-        require(folder.is_dir(), f"data.path must be a folder with one folder per class, got {folder}, which is none")
+        require(folder.is_dir(), f"data.path must be a folder with one folder per class, not a folder: {folder}")
         divided = (folder / "train").is_dir()
         places = {half: folder / half for half in ("train", "test")} if divided else {"train": folder}
         halves = {half: _classes(place) for half, place in places.items() if place.is_dir()}

@@ -50,7 +50,7 @@ class Samples(NamedTuple):
 
 def files_of(root: Path) -> dict[str, dict[str, Path]]:
     """The files of train and test, or of train alone, by their names; the folder is LEAF's `data`, or above it."""
-    require(root.is_dir(), f"data.root must be a folder that LEAF's scripts have filled, got {root}, which is none")
+    require(root.is_dir(), f"data.root must be a folder that LEAF's scripts have filled, not a folder: {root}")
     for place in (root, root / "data"):
         train, test = _json_files(place / "train", "train"), _json_files(place / "test", "test")
         if train:

@@ -170,14 +170,14 @@ class Pool:
             self._stillborn += 1
             require(
                 self._stillborn < ATTEMPTS * self.number,
-                f"workers die as soon as they are started, the last one so: {reason}; is fl_lightning installed on all "
+                f"workers die as soon as they are started, last error: {reason}; is fl_lightning installed on all "
                 "nodes, and is there enough memory?",
             )
         else:
             deaths[call.job] += 1
             require(
                 deaths[call.job] < ATTEMPTS,
-                f"{ATTEMPTS} workers have died at {call.job}, the last one so: {reason}; there may be too little "
+                f"{ATTEMPTS} workers have died at {call.job}, last error: {reason}; there may be too little "
                 "memory for so many workers, or a hook that writes into its inputs",
             )
         activity.say("a worker has died; another takes its place")

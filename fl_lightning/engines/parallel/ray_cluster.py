@@ -257,7 +257,7 @@ def _joinable() -> str:
     require(
         bool(joinable),
         "this machine belongs to no Ray cluster"
-        + (" (those of other sweeps and runs are for themselves)" if closed else "")
+        + (" (those of other sweeps and runs are private)" if closed else "")
         + "; start one with `ray start --head`, or leave --address out to compute on this machine alone",
     )
     return joinable[0]

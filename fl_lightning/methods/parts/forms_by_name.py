@@ -58,7 +58,8 @@ def _require_used(method: Method, field: str, form: FormName) -> None:
         return
     owners = " or ".join(name for name, cls in FORMS.items() if field in cls.uses)
     raise UserError(
-        f"method.{field} {getattr(method, field)} is for --method.curvature_form {owners}, got {form}; leave one out"
+        f"method.{field} {getattr(method, field)} is for --method.curvature_form {owners}, got {form}; remove "
+        f"method.{field}, or use --method.curvature_form {owners}"
     )
 
 

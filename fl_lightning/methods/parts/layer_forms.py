@@ -54,8 +54,8 @@ class OfInputs(Form):
         empty = self.nothing(server.task.initial.params, server.task, x)
         require(
             any(key != REST for key in empty.blocks),
-            f"method.curvature_form {name} needs linear or convolutional layers, and this model has none whose "
-            "computation is its own; use --method.curvature_form diagonal",
+            f"method.curvature_form {name} needs a linear or convolutional layer with unshared weights, found none; "
+            "use --method.curvature_form diagonal",
         )
         require_memory(name, empty, server)
 

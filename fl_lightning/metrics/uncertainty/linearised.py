@@ -80,8 +80,8 @@ def require_plain(recording: layers.Recording) -> None:
     """Refuse a network with parameters outside of linear and convolutional layers."""
     require(
         not recording.rest,
-        "this form of the posterior knows linear and convolutional layers that are used once, got the parameter "
-        f"{''.join(recording.rest[:1])}, which is of another kind; use --uncertainty.form last_layer",
+        "this form of the posterior supports only linear and convolutional layers that are used once; the parameter "
+        f"{''.join(recording.rest[:1])} is not of one; use --uncertainty.form last_layer",
     )
 
 

@@ -51,8 +51,7 @@ def check(name: str, own: MethodPosterior | None, settings: Uncertainty) -> None
     form = form_of(own.posterior)
     require(
         form is not None,
-        f"uncertainty.source {source} expected every layer's curvature of the loss, in the form diagonal, kron, "
-        f"last_layer or full, got another precision of {name}; use --uncertainty.source final_round",
+        f"uncertainty.source {source} does not support the precision of {name}; use --uncertainty.source final_round",
     )
     require(
         form == settings.form,

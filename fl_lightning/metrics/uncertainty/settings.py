@@ -22,7 +22,7 @@ class Uncertainty:
             ends in a posterior: exactly that of the pooled data, whatever the partition.
         source: Source of the curvature. final_round: one more round at the final model; running: what fola has
             accumulated over the rounds, as it stands; ep: the posterior of ep, its presets and bayes_admm. The
-            latter two cost no round, and have the form in which the method keeps them.
+            latter two need no extra round; their form is fixed by the method.
         form: Structure of the posterior's precision. diagonal; kron: two Kronecker factors per layer; last_layer: the
             full matrix of the last layer, all others without uncertainty; full: the whole matrix, for small models.
         slopes: exact: the Gauss-Newton matrix, one backward pass for each class; empirical: the Fisher with the labels

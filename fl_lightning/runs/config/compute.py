@@ -22,8 +22,7 @@ class Compute:
         threads: CPU threads of torch; more than 1 may change the last bits from machine to machine.
         tf32: Whether a GPU rounds the factors of float32 products to TF32, 10 bits instead of 23: faster, but then the
             CPU, vmap and the plain loop agree to about 1e-3 only.
-        keep_features: Whether a network whose head alone is trained looks at each sample once, and the head's inputs
-            are kept; the numbers are the same up to rounding.
+        keep_features: Compute features of the frozen network once and reuse them; numbers are the same up to rounding.
     """
 
     device: str = "auto"

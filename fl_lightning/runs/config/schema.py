@@ -137,7 +137,7 @@ def plain(value: Any) -> Any:
 
 
 def frozen(value: Any) -> Any:
-    """The inverse of `plain`: settings are dataclasses that one can hash and compare."""
+    """The inverse of `plain`: settings are dataclasses that can be hashed and compared."""
     return tuple(map(frozen, value)) if isinstance(value, tuple | list) else value
 
 

@@ -59,7 +59,7 @@ SPARE = (
 )
 # An ordered quantity as colour, from small to large: dark enough on white, light enough on black.
 SEQUENCE = ("#46327e", "#2c728e", "#27ad81", "#8fb32b", "#d0a70a", "#e8590c", "#c2255c")
-# From few samples to many, on a light ground and on a dark one: the fewest differ from the ground, which is none.
+# From few samples to many, on a light ground and on a dark one: the fewest differ from the ground, which means 0.
 SHADES = (
     ("#d6efb3", "#2354a3"),
     ("#c2e7b4", "#216aad"),

@@ -69,11 +69,11 @@ def round_ticks(last: int, most: int = 7) -> list[int]:
     """The first round, the last, and round numbers between them.
 
     >>> round_ticks(20), round_ticks(13), round_ticks(100), round_ticks(1)
-    ([1, 5, 10, 15, 20], [1, 4, 6, 8, 10, 13], [1, 20, 40, 60, 80, 100], [1])
+    ([1, 5, 10, 15, 20], [1, 2, 4, 6, 8, 10, 13], [1, 20, 40, 60, 80, 100], [1])
     """
     steps = (multiple * 10**power for power in count() for multiple in (1, 2, 5))
     step = next(step for step in steps if last / step <= most)
-    between = [number for number in range(step, last, step) if min(number - 1, last - number) > step / 2]
+    between = [number for number in range(step, last, step) if number - 1 >= step / 2 < last - number]
     return sorted({1, *between, last})
 
 
@@ -86,7 +86,7 @@ def percent(panel: Axes) -> None:
 
 
 def cells(panel: Axes, counts: NDArray[Any], scale: LogNorm, ticks: int = 20) -> None:
-    """Clients by classes: the colour is the number of samples, the ground is none, a cross a client without any.
+    """Clients by classes: the colour is the number of samples, blank means 0, a cross marks a client without samples.
 
     Cells of one colour are one path: an SVG of thousands of them stays small, sharp and free to change its colours.
 

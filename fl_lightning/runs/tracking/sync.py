@@ -285,7 +285,7 @@ def _fill(out: Path, uri: str, place: Place) -> None:
             sync_ended(out, result, place, tags=tags)
             synced += 1
     if synced:
-        activity.warn(f"told the new MLflow database of {synced} runs that had ended before")
+        activity.warn(f"copied {synced} finished runs into the new MLflow database")
 
 
 def _is_gone(store: str, uri: str) -> bool:

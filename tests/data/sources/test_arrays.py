@@ -101,7 +101,7 @@ def test_every_class_and_owner_keeps_a_training_sample():
         ({**GOOD, "train_x": np.zeros((30, 2, 2), int)}, "save it as uint8"),
         ({"train_x": X.astype(int) - 9, "train_y": Y}, "train_x must hold tokens from 0 on"),
         ({**GOOD, "train_x": X[:30].astype(complex)}, "save it as uint8"),
-        ({**GOOD, "train_x": X[:30, 0]}, "samples as its first dimension"),
+        ({**GOOD, "train_x": X[:30, 0]}, "needs at least 2 dimensions"),
         ({**GOOD, "test_x": X[30:, :2]}, "inputs of one shape"),
         (
             {**GOOD, "train_x": np.where(X[:30] > 1, np.nan, X[:30])},
@@ -113,7 +113,7 @@ def test_every_class_and_owner_keeps_a_training_sample():
         ({"train_x": X[:, :0].astype(int), "train_y": Y}, "at least one number per sample"),
         ({**GOOD, "owners": np.arange(30) * 2}, "client 1 has none"),
         ({**GOOD, "owners": np.arange(29)}, "one number for each of the 30"),
-        ({"train_x": X, "train_y": Y, "owners": np.arange(30)}, "owners must name one"),
+        ({"train_x": X, "train_y": Y, "owners": np.arange(30)}, "owners needs"),
         ({**GOOD, "owners": np.arange(30.0)}, "owners must hold one whole number or name"),
         ({"train_x": IMAGES.transpose(0, 2, 3, 1), "train_y": Y}, "looks like channels last"),
         ({"train_x": IMAGES, "train_y": Y, "mean": [0.1, 0.2]}, "one for each of the 3 channels"),

@@ -116,7 +116,7 @@ def test_folders_that_do_not_fit(folder, tmp_path):
     (folder / "train" / "elk").rename(folder / "test" / "elk")
     pixels(0).save(folder / "test" / "elk" / "0.png")
     assert "class elk is in" in error_of(folder)
-    assert "which is none" in error_of(tmp_path / "none")
+    assert "not a folder: " in error_of(tmp_path / "none")
     assert "at least two folders, one per class" in error_of(folder / "train" / "cat")
     with pytest.raises(UserError, match=r"data.path is missing"):
         Images()

@@ -175,7 +175,7 @@ def test_damage_is_named_in_one_line(tmp_path, content, message):
 def test_missing_folders_are_named(tmp_path):
     with pytest.raises(UserError, match=r"data.root is missing"):
         Leaf().load()
-    with pytest.raises(UserError, match="which is none"):
+    with pytest.raises(UserError, match="not a folder: "):
         Leaf(str(tmp_path / "nowhere")).load()
     with pytest.raises(UserError, match=r"expected LEAF's json files in .*/train and .*/test"):
         Leaf(str(tmp_path)).load()

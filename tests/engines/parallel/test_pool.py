@@ -51,7 +51,7 @@ def test_only_the_present_client_is_trained_again(two, tmp_path):
 
 def test_a_client_that_kills_every_worker_ends_the_run(two, tmp_path):
     method = Deadly(folder=str(tmp_path), driver=os.getpid(), victims=(3,), times=10 * ATTEMPTS)
-    with pytest.raises(UserError, match=rf"{ATTEMPTS} workers have died at client 3, the last one so: ") as error:
+    with pytest.raises(UserError, match=rf"{ATTEMPTS} workers have died at client 3, last error: ") as error:
         ragged().run(method, Parallel(Functional(chunk=1), two))
     assert "\n" not in str(error.value)
 
