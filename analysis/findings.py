@@ -184,6 +184,8 @@ def _traffic(study: Study) -> list[str]:
 
 def _correlation(study: Study) -> list[str]:
     table = tables.correlations(study)
+    if table.empty:  # no run has measured them
+        return []
     sentences = []
     keys = [comparisons.symbol(key) for key in comparisons.conditions(comparisons.final_stage(study))]
     # Errors first: where they were measured, they are what the study is about.

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fl_lightning.engines.parallel.executor import Executor, Workers, executing
-from fl_lightning.errors import Diverged, require
+from fl_lightning.errors import Diverged
 from fl_lightning.federation import cohort_size
 from fl_lightning.loop import Problem, federate
 from fl_lightning.method import task_of
@@ -124,6 +124,7 @@ def _computed(config: RunConfig, out: Path, options: RunOptions) -> Rounds:
     """The rounds of a run whose lock is held: those of earlier processes, then the others."""
     problem = problem_of(config)  # data, clients, model
     whole, problem = problem, with_features(config, problem)
+    problem = problem._replace(dataset=problem.dataset.to(problem.task.device))  # once, for training and measuring
     evaluator = Evaluator(config, problem, folder_of(config, out), whole)
     saved = saved_rounds(config, out, evaluator.start, options.fresh, evaluator.user_metrics)
     history = list(saved.history) if saved else []
@@ -132,10 +133,8 @@ def _computed(config: RunConfig, out: Path, options: RunOptions) -> Rounds:
     most = 0 if is_over else cohort_size(config.federation, len(problem.clients))
     if not is_over:  # the numbers of a final round stand in none that others follow
         history = [one._replace(metrics=final_round.without(one.metrics)) for one in history]
-    require(
-        config.compute.device != "cpu" or not isinstance(options.workers, Workers) or not options.workers.resources.gpu,
-        "compute.device is cpu, but workers are to have GPUs; leave out --resources.gpu, or --compute.device",
-    )
+    if isinstance(options.workers, Workers):
+        options.workers.check_device(config.compute.device)
     with executing(config.engine, options.workers, most, config.compute.threads) as engine:
         records: Iterator[RoundRecord] = iter(())
         if not is_over:  # settings are refused here, before anything is written

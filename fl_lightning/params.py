@@ -129,12 +129,12 @@ def row(tree: Any, index: int) -> Any:
 
 def numbers(tensors: Iterable[Tensor]) -> list[float]:
     """The values of tensors with one number each; the host waits for the device once, however many they are."""
-    found: list[float] = torch.stack(list(tensors)).tolist()
-    return found
+    several = list(tensors)
+    return torch.stack(several).tolist() if several else []
 
 
 def all_finite(params: Params) -> bool:
     # The sum is not finite if any entry is not, and a sum is one cheap pass. It can also overflow without any
     # entry doing so; only then is the slower, exact question asked.
-    sums = numbers(v.sum() for v in params.values()) if params else []
+    sums = numbers(v.sum() for v in params.values())
     return all(map(math.isfinite, sums)) or all(bool(v.isfinite().all()) for v in params.values())

@@ -27,12 +27,9 @@ def connected(address: str | None, resources: Resources, out: Path) -> Iterator[
 
 def _check_shared(nodes: list[Node], out: Path) -> None:
     """All machines must see the folder of the runs: results, checkpoints and the truth about what is done lie there."""
-    machines = {node["NodeManagerAddress"]: node["NodeID"] for node in nodes}
+    machines = {node["NodeManagerAddress"]: node for node in nodes}
     if len(machines) < 2:
         return
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     require(
         database_of(store_uri(out)) is None,
         "several machines cannot write to one sqlite database; start an MLflow server and set MLFLOW_TRACKING_URI to "
@@ -42,19 +39,11 @@ def _check_shared(nodes: list[Node], out: Path) -> None:
     sign = out / f".seen-{uuid.uuid4().hex}"
     sign.touch()
     try:
-        see = ray.remote(num_cpus=0)(_sees)
-        answers = {
-            address: see.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(str(sign))
-            for address, node in machines.items()
-        }
-        blind = [address for address, answer in answers.items() if not ray.get(answer, timeout=60)]
+        answers = ray_cluster.on_each(list(machines.values()), Path.exists, sign)
+        blind = [address for address, sees in zip(machines, answers, strict=True) if not sees]
     finally:
         sign.unlink(missing_ok=True)
     require(
         not blind,
         f"{', '.join(blind)} cannot see {out}; choose a folder that all nodes share (NFS, for instance) with --runs",
     )
-
-
-def _sees(path: str) -> bool:
-    return Path(path).exists()

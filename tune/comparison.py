@@ -15,7 +15,7 @@ from tune.estimate import Estimate
 from tune.grid import cells
 from tune.outcome import CellOutcome
 from tune.study import Case, Study
-from tune.sweep import Options, local_slots, missing, sweep
+from tune.sweep import Options, check_place, local_slots, missing, sweep
 from tune.work import Watch
 
 # Ray and its processes take ten seconds to start, on a busy machine a minute: shorter comparisons do without.
@@ -80,6 +80,8 @@ def compare(study: Study, options: Options, watch: Watch) -> tuple[list[CellOutc
         if config.seed == study.seeds[0]:
             check(config)
     todo = configs if options.fresh else missing(configs, options.out, study.stop)
+    if todo:
+        check_place(todo, options)
     room = local_slots(options.resources) // (1 if options.workers == "auto" else options.workers)
     slots = min(options.max_concurrent or len(todo), len(todo), room)
     alone = options.address is None and (slots <= 1 or _seconds(todo) < WORTH_SECONDS)

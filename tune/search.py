@@ -38,13 +38,14 @@ class FairSearch(Searcher):
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # or it logs every study it creates
         self._memory, self._samples, self._is_new = memory, study.search.samples or 0, is_new
         self.proposed: list[Cell] = []
-        self.computed = 0
+        self.new: list[RunConfig] = []
         self._searches = [
             _CaseSearch(study, case, environment, number)
             for number, (environment, case) in enumerate(
                 (environment, case) for environment in environments(study) for case in study.cases
             )
         ]
+        self.examples = [search.example for search in self._searches]
         self._remembered: dict[str, list[dict[str, Any]]] = (
             json.loads(memory.read_text(encoding="utf-8"))
             if memory.exists()
@@ -62,7 +63,7 @@ class FairSearch(Searcher):
     @property
     def rounds(self) -> int:
         """Rounds of the longest run."""
-        return max(search.rounds for search in self._searches)
+        return max(config.federation.rounds for config in self.examples)
 
     def suggest(self, trial_id: str) -> Any:
         open_ones = [search for search in self._searches if len(search.points) < self._samples]
@@ -72,7 +73,7 @@ class FairSearch(Searcher):
         cell = search.propose(trial_id)
         self._owner[trial_id] = search
         self.proposed.append(cell)
-        self.computed += sum(map(self._is_new, cell.configs))
+        self.new += filter(self._is_new, cell.configs)
         points = search.points
         if len(points) > len(self._remembered[search.name]):
             self._remembered[search.name] = list(points)
@@ -105,7 +106,7 @@ class _CaseSearch:
         self._study, self._case, self._environment, self._seed = study, case, environment, number
         self._space = {**study.space, **case.space}
         example = {key: values.values[0] for key, values in self._space.items()}
-        self.rounds = cell_of(study, case, environment, example).config.federation.rounds
+        self.example = cell_of(study, case, environment, example).config
 
     def begin(self, remembered: Sequence[dict[str, Any]]) -> None:
         """Start the search, with what was proposed before."""

@@ -5,7 +5,6 @@ read, interrupted ones go on after their last round, the rest is computed.
 """
 
 import functools
-import os
 import shutil
 import sys
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fl_lightning.engines.parallel.executor import Executor, Workers, pool_of
-from fl_lightning.engines.parallel.ray_cluster import Resources
+from fl_lightning.engines.parallel.ray_cluster import Resources, check_offered, is_connected, local_nodes, slots
 from fl_lightning.errors import DiskFull, UserError, require
 from fl_lightning.metrics.early_stopping import Stop
 from fl_lightning.metrics.metric import GA
@@ -25,7 +24,7 @@ from fl_lightning.runs.config.run_config import RunConfig
 from fl_lightning.runs.folder import ended
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.open_run import RunOptions
-from fl_lightning.system import activity, devices, memory, program
+from fl_lightning.system import activity, memory, program
 from tune import sweep_run
 from tune.cluster import connected
 from tune.estimate import Estimate, measure_apart
@@ -124,10 +123,19 @@ def sweep(study: Study, options: Options, watch: Watch) -> Outcome:
 
 def local_slots(resources: Resources) -> int:
     """How many trials this machine holds at once, without asking Ray."""
-    fits = [os.cpu_count() or 1] if not resources.cpu else [int((os.cpu_count() or 1) / resources.cpu)]
-    if resources.gpu:
-        fits.append(int(devices.count() / resources.gpu))
-    return max(1, min(fits))
+    return max(1, slots(local_nodes(), resources))
+
+
+def check_place(configs: Sequence[RunConfig], options: Options) -> None:
+    """Refuse resources and devices that are not there, without a cluster before Ray takes seconds to start."""
+    options.resources.check()
+    here = options.address is None and not is_connected()
+    if here:
+        check_offered(local_nodes(), options.resources)
+    for compute in {config.compute for config in configs}:
+        Workers("auto", resources=options.resources).check_device(compute.device)
+        if here:
+            _ = compute.torch_device, compute.mixed  # refuses
 
 
 def fitting(gigabytes: float) -> int:
@@ -233,11 +241,12 @@ class _Runner:
                 run_folder.forget(config, self.options.out)
         todo = missing(configs, self.options.out, self.study.stop)
         done = len(configs) - len(todo)
+        if todo:  # refused before anything is shown or counted
+            check_place(todo, self.options)
         if todo and not self.options.in_process:
-            self._room()  # refuses before anything is shown or counted
+            self._room()
         self.watch(Status(done, len(configs), float("-inf")))
         if todo:
-            self.computed += len(todo)
             tags = {
                 identity(config): {"case": cell.case, **sweep_run.purpose_tags(cell)}
                 for cell in tried
@@ -248,8 +257,10 @@ class _Runner:
             instructions = self.instructions._replace(tags=tags, options=options)
             if self.options.in_process:
                 self._compute_here(todo, instructions, done, len(configs))
-                return list(tried)
-            self._compute(self._packed(todo), instructions, len(configs))
+            else:
+                self._compute(self._packed(todo), instructions, len(configs))
+            failed = sum(instructions.name_of(config) in self.failures for config in todo)
+            self.computed += len(todo) - failed
         return list(tried)
 
     def _compute(self, work: Sequence[Pack], instructions: Instructions, total: int) -> None:
@@ -288,9 +299,10 @@ class _Runner:
         if self.options.fresh:
             for memory in (proposals, stops):
                 memory.unlink(missing_ok=True)
-        self._room()  # refuses before anything is proposed
         is_new = functools.partial(_is_new, self.options.out, self.options.fresh)
         searcher = FairSearch(study, proposals, is_new)
+        check_place(searcher.examples, self.options)  # refused before anything is proposed
+        self._room()
         scheduler = FairAsha(study, searcher.rounds, stops) if study.search.scheduler == "asha" else None
         total = searcher.budget * len(study.seeds)
         self.watch(Status(0, total, float("-inf")))
@@ -298,7 +310,7 @@ class _Runner:
         for trial, reason in self._fit({}, self.instructions, lambda finished: (finished, total), **work):
             point = ", ".join(f"{key} {value}" for key, value in trial["point"].items())
             self.failures[f"{trial['case']} with {point}"] = reason
-        self.computed += searcher.computed
+        self.computed += len([config for config in searcher.new if run_folder.latest(config, self.options.out)])
         return searcher.proposed
 
     def _packed(self, work: Sequence[RunConfig]) -> list[Pack]:

@@ -14,7 +14,6 @@ from fl_lightning.engines.parallel.pool import Pool
 from fl_lightning.engines.parallel.ray_session import enrol
 from fl_lightning.runs.config.run_config import build
 from fl_lightning.runs.identity import identity
-from fl_lightning.system import devices
 from tune.work import (
     Compact,
     Instructions,
@@ -56,8 +55,6 @@ class Trial(ray.tune.Trainable):
         if isinstance(workers, Workers) and isinstance(workers.number, int) and workers.number > 1:
             self._pool = Pool(workers.number, workers.resources)  # in the placement group of this trial
             instructions = instructions.with_workers(self._pool)
-        elif isinstance(workers, Workers) and workers.resources.gpu:
-            devices.hold_to(workers.resources.gpu)
         self._packs, self._instructions = packs, instructions
         self._start(config)
 

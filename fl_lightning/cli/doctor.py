@@ -34,6 +34,9 @@ ROUNDS = 3
 ROUNDING = 1e-4
 
 
+UPDATE = "update the device's driver and torch; until then use --compute.device cpu"
+
+
 class Finding(NamedTuple):
     """A check, its result, and what to do; the remedy is empty where all is well."""
 
@@ -82,6 +85,8 @@ def findings(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield from check()
     except UserError as refusal:
         yield Finding("", "refused", str(refusal))
+    except Exception as error:  # of a driver, say, that runs no kernel of this torch
+        yield Finding("", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", UPDATE)
 
 
 def packages() -> Iterator[Finding]:
@@ -111,10 +116,15 @@ def seen_devices() -> Iterator[Finding]:
 def ray_nodes(address: str | None) -> Iterator[Finding]:
     """What Ray would compute on."""
     if address is None:
-        yield Finding("Ray", f"{ray_cluster.offers(ray_cluster.local_nodes())} (--address shows a cluster)")
+        here = ray_cluster.offers(ray_cluster.local_nodes())
+        yield Finding("Ray", f"not asked; as torch counts, {here} (--address shows a cluster)")
         return
     with ray_cluster.connected(address, ray_cluster.Resources()) as nodes:
         yield Finding("Ray", f"{len(nodes)} nodes: {ray_cluster.offers(nodes)}")
+        for node, seen in zip(nodes, ray_cluster.on_each(nodes, devices.count), strict=True):
+            if seen < node["Resources"].get("GPU", 0):
+                remedy = "runs with --resources.gpu fail there; install a CUDA build of torch that its driver runs"
+                yield Finding("", f"torch sees {seen} GPU on {node['NodeManagerAddress']}", remedy)
 
 
 def mlflow_store(out: Path) -> Iterator[Finding]:
@@ -156,7 +166,7 @@ def three_rounds(name: str) -> Iterator[Finding]:
     if device.type != "cpu":
         expected, seconds = trained("cpu")
         gap = float((found.cpu() - expected).abs().max())
-        remedy = f"rounding explains {ROUNDING:g}; update driver and torch, until then use --compute.device cpu"
+        remedy = f"rounding explains {ROUNDING:g}; {UPDATE}"
         yield Finding(
             "", f"on the CPU: {seconds:.1f} s; parameters differ by {gap:.1g}", "" if gap <= ROUNDING else remedy
         )

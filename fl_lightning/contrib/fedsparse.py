@@ -32,7 +32,7 @@ from fl_lightning import streams
 from fl_lightning.contrib.hard_concrete import Gated, log_odds_of, per_unit, probability_open, split, weight_of
 from fl_lightning.errors import require
 from fl_lightning.method import Cohort, Context, CountsTraffic, Local, Method, OwnNetwork, Server, Traits
-from fl_lightning.params import Params, average, count, weighted_sum, zip_map
+from fl_lightning.params import Params, average, count, numbers, weighted_sum, zip_map
 from fl_lightning.penalty import Penalty
 from fl_lightning.training import Training, require_sgd
 
@@ -208,7 +208,7 @@ class FedSparse(Method, OwnNetwork, CountsTraffic):
         opened = zip_map(lambda theta: theta >= self.threshold, after.theta)
         return {
             "density": _number_of_open(weights, opened) / number,
-            "units_open": sum(int(open.sum()) for open in opened.values()) / gates,
+            "units_open": sum(numbers(is_open.sum() for is_open in opened.values())) / gates,
             "client_density": [
                 _number_of_open(weights, zip_map(lambda gate: gate > 0, report.gates)) / number for report in reports
             ],
@@ -249,8 +249,9 @@ def _closed(params: Params, opened: Params) -> Params:
 
 def _number_of_open(weights: Params, opened: Params) -> int:
     """How many weights there are outside closed units."""
-    closed = sum(int((~is_open).sum()) * weights[weight_of(gate)][0].numel() for gate, is_open in opened.items())
-    return count(weights) - closed
+    sizes = [weights[weight_of(gate)][0].numel() for gate in opened]
+    closed = numbers((~is_open).sum() for is_open in opened.values())
+    return count(weights) - int(sum(size * number for size, number in zip(sizes, closed, strict=True)))
 
 
 def _mean_of_open(old: Tensor, reports: Sequence[Report], name: str, gate: str, weights: Sequence[float]) -> Tensor:

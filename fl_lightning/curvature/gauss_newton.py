@@ -7,11 +7,13 @@ parameters, it is the Hessian of the loss. Products with a vector never form it.
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.func import jacrev, jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl_lightning.errors import require
 from fl_lightning.models.inputs import Inputs, each, part, split
@@ -43,20 +45,40 @@ def matrix(task: Task, weights: Weights, x: Inputs, y: Tensor) -> Tensor:
     """G of one batch as a dense matrix, rows and columns in the order of `flatten`: b K d^2 multiplications."""
     params = weights.params
     size = sum(value.numel() for value in params.values())
-
-    def outputs_of(params: Params, sample: Inputs) -> Tensor:
-        return task.logits(Weights(params, weights.buffers), each(lambda one: one.unsqueeze(0), sample)).squeeze(0)
-
     total = torch.zeros(size, size, dtype=task.dtype, device=task.device)
     with task.evaluating():
         outputs = task.logits(weights, part(x, slice(1)))
         block = max(1, LARGEST_BLOCK // (outputs.numel() * size))
         for inputs, targets in zip(split(x, block), torch.split(y, block), strict=True):
-            gradients = vmap(jacrev(outputs_of), in_dims=(None, 0))(params, inputs)
+            gradients = jacobians(task, weights, inputs, params)
             jacobian = torch.cat([gradients[name].flatten(outputs.dim()) for name in params], dim=-1)  # (b, K, d)
             image = task.likelihood.product(task.logits(weights, inputs), targets, jacobian)
             total.addmm_(jacobian.flatten(0, -2).T, image.flatten(0, -2))
     return (total + total.T) / (2 * len(y))
+
+
+def jacobians(task: Task, weights: Weights, x: Inputs, names: Iterable[str]) -> Params:
+    """J_i of every sample for the parameters of these names, of any kind: samples x outputs x parameters."""
+
+    def outputs_of(params: Params, sample: Inputs) -> Tensor:
+        every = Weights({**weights.params, **params}, weights.buffers)
+        return task.logits(every, each(lambda one: one.unsqueeze(0), sample)).squeeze(0)
+
+    with plain_attention():
+        found: Params = vmap(jacrev(outputs_of), in_dims=(None, 0))({name: weights.params[name] for name in names}, x)
+    return found
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Attention by products of matrices, in this block: vmap would take its own kernels sample by sample."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def require_cross_entropy(task: Task) -> None:

@@ -21,7 +21,7 @@ from fl_lightning.training import Training
 # Samples on which a model is tried out.
 EXAMPLES = 8
 # What torch and Python raise where a model and its inputs do not fit.
-UNFIT = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError)
+UNFIT = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError, AssertionError)
 
 
 def couples_samples(task: Task, data: ClientData) -> bool:

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -41,6 +42,14 @@ AUTO_CHUNK = 100
 MODELS_PER_CLIENT = 8
 
 
+class Chosen(int):
+    """A number of clients that auto has chosen for a worker, which may halve it."""
+
+
+# How many clients have fitted into the memory of a device; of each run its own, or its bits would depend on others.
+_fitting: WeakKeyDictionary[Task, int] = WeakKeyDictionary()
+
+
 @dataclass(frozen=True)
 class Functional(Engine):
     """Lean loop in plain torch; several clients at once by vmap where that is faster.
@@ -65,15 +74,17 @@ class Functional(Engine):
         self, method: Method, task: Task, context: Context, buffers: Params, plans: Sequence[Plan]
     ) -> Iterator[Fit]:
         chunk = self.in_groups(method, task, plans)[1]
+        if self._halves:
+            chunk = min(chunk, _fitting.get(task, chunk))
         first = 0
         while first < len(plans):
             members = range(first, min(first + chunk, len(plans)))
             try:
                 fits = list(_trained(method, task, context, buffers, plans, members))
             except torch.OutOfMemoryError:
-                if self.chunk != "auto" or len(members) == 1:
+                if not self._halves or len(members) == 1:
                     raise
-                chunk = len(members) // 2
+                chunk = _fitting[task] = len(members) // 2
                 activity.note(f"{len(members)} clients at once do not fit into the device's memory; {chunk} are tried")
                 continue
             yield from fits
@@ -95,7 +106,12 @@ class Functional(Engine):
 
     def in_groups(self, method: Method, task: Task, plans: Sequence[Plan]) -> tuple[Engine, int]:
         chunk = 1 if method.traits.one_by_one else self._chunk(task, plans)
-        return replace(self, chunk=chunk), chunk
+        return replace(self, chunk=Chosen(chunk) if self._halves else chunk), chunk
+
+    @property
+    def _halves(self) -> bool:
+        """Whether fewer clients may be trained at once than it says."""
+        return self.chunk == "auto" or isinstance(self.chunk, Chosen)
 
     def _chunk(self, task: Task, plans: Sequence[Plan]) -> int:
         """The number of these clients to train at once."""

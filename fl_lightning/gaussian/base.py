@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.gaussian.damping import Merging
 from fl_lightning.gaussian.similarity import cosines
-from fl_lightning.params import Params, cast_like, count, flatten, weighted_sum, zip_map
+from fl_lightning.params import Params, cast_like, count, flatten, numbers, weighted_sum, zip_map
 from fl_lightning.penalty import Penalty
 from fl_lightning.system import trees
 
@@ -148,7 +148,7 @@ class Gaussian(ABC):
 
     def trace(self) -> float:
         """The sum of the diagonal of Lambda."""
-        return sum(float(value.double().sum()) for value in self.diagonal().values())
+        return sum(numbers(value.double().sum() for value in self.diagonal().values()))
 
     def quadratic(self, vector: Params) -> Tensor:
         """v^T Lambda v, in float64."""

@@ -41,7 +41,7 @@ class Diagonal(Gaussian, stored_as="fl_lightning.gaussian.diagonal.Diagonal"):
     def product(cls, posteriors: Sequence[Self], weights: Sequence[float], damping: float = 0.0) -> Self:
         """Element by element; where no posterior has any precision, the mean is the weighted average."""
         like = posteriors[0]
-        mean, precision = {}, {}
+        mean, totals = {}, {}
         for name in like.mean:
             total = torch.zeros_like(like.mean[name], dtype=torch.float64)
             moment = torch.zeros_like(total)
@@ -49,14 +49,15 @@ class Diagonal(Gaussian, stored_as="fl_lightning.gaussian.diagonal.Diagonal"):
                 share = posterior.precision[name].double().add(damping).mul_(weight)
                 total += share
                 moment += share.mul_(posterior.mean[name])
-            improper = total == 0
-            if bool(improper.any()):
-                moment = torch.where(improper, weighted_sum((e.mean for e in posteriors), weights)[name], moment)
-                mean[name] = moment / torch.where(improper, 1.0, total)
+            mean[name], totals[name] = moment, total
+        gaps = numbers((total == 0).any() for total in totals.values())
+        for (name, total), has_gaps in zip(totals.items(), gaps, strict=True):
+            if has_gaps:
+                improper, plain = total == 0, weighted_sum(({name: e.mean[name]} for e in posteriors), weights)[name]
+                mean[name] = torch.where(improper, plain, mean[name]) / torch.where(improper, 1.0, total)
             else:
-                mean[name] = moment.div_(total)
-            precision[name] = total
-        return cls(cast_like(mean, like.mean), cast_like(precision, like.precision))
+                mean[name].div_(total)
+        return cls(cast_like(mean, like.mean), cast_like(totals, like.precision))
 
     @classmethod
     def merged(cls, posteriors: Sequence[Self], weights: Sequence[float], merging: Merging) -> Self:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.gaussian.base import Gaussian
 from fl_lightning.gaussian.damping import Merging
-from fl_lightning.params import Params, cast_like, count, flatten, unflatten, weighted_sum
+from fl_lightning.params import Params, cast_like, count, flatten, numbers, unflatten, weighted_sum
 from fl_lightning.system import activity
 
 # Rows that are converted to float64 at once.
@@ -57,16 +57,17 @@ def factor(matrix: Callable[[], Tensor], damping: float) -> Factor:
         lower = matrix()
         activity.say(f"Cholesky factor of {len(lower):,} parameters")
         diagonal = lower.diagonal()
-        scale, finite = float(diagonal.abs().mean()), bool(torch.isfinite(diagonal).all())
+        scale, finite = numbers((diagonal.abs().mean(), diagonal.isfinite().all().to(diagonal.dtype)))
         diagonal.add_(damping)
         info = torch.empty((), dtype=torch.int32, device=lower.device)
         torch.linalg.cholesky_ex(lower, out=(lower, info))
-        if int(info) == 0 or raises == LARGEST_RAISES or not finite:
+        failed = bool(info)
+        if not failed or raises == LARGEST_RAISES or not finite:
             break
         del lower, diagonal
         damping = damping * 10 or SMALLEST_DAMPING * (scale or 1.0)
         raises += 1
-    if int(info) != 0:
+    if failed:
         lower.fill_(torch.nan)
     return Factor(lower, damping, raises)
 

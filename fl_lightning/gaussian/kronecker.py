@@ -17,7 +17,7 @@ from fl_lightning.gaussian.damping import Merging, Solver
 from fl_lightning.gaussian.full import triangle
 from fl_lightning.gaussian.input_kronecker import average_and_offsets, joined, split
 from fl_lightning.gaussian.kronecker_solve import KronSum
-from fl_lightning.params import Params, cast_like, count, weighted_sum
+from fl_lightning.params import Params, cast_like, count, numbers, weighted_sum
 
 # Alternations towards the nearest Kronecker product; two were enough wherever we looked.
 ALTERNATIONS = 5
@@ -102,7 +102,7 @@ class Kron(Gaussian, stored_as="fl_lightning.gaussian.kron.Kron"):
         """Is added to the diagonals of all G_n and of all A_n: the same for all, so that equal posteriors stay so."""
 
         def mean_trace(factors: Sequence[Tensor]) -> float:
-            traces = (float(factor.diagonal().double().sum()) for factor in factors)
+            traces = numbers(factor.diagonal().double().sum() for factor in factors)
             return sum(weight * trace for weight, trace in zip(weights, traces, strict=True))
 
         like = posteriors[0]
@@ -151,10 +151,9 @@ class Kron(Gaussian, stored_as="fl_lightning.gaussian.kron.Kron"):
         left, right = [posterior.slopes for posterior in posteriors], [posterior.inputs for posterior in posteriors]
         slopes, inputs = _combination(left, weights), _combination(right, weights)
         if len(posteriors) > 1 and merging.projection == "factors":
-            traces = [
-                float(g.diagonal().double().sum() * a.diagonal().double().sum())
-                for g, a in zip(left, right, strict=True)
-            ]
+            traces = numbers(
+                g.diagonal().double().sum() * a.diagonal().double().sum() for g, a in zip(left, right, strict=True)
+            )
             whole = sum(weight * trace for weight, trace in zip(weights, traces, strict=True))
             found = float(slopes.diagonal().sum() * inputs.diagonal().sum())
             slopes = slopes * (whole / found) if found > 0 else slopes

@@ -68,9 +68,9 @@ class KronSum:
 
     def solved(self, right: Tensor) -> Solution:
         """V with K V = R, by preconditioned conjugate gradients from zero."""
-        size = float(right.norm())
+        size, finite = numbers((right.norm(), right.isfinite().all().to(right.dtype)))
         value, residual = torch.zeros_like(right), right.clone()
-        if size == 0 or not bool(torch.isfinite(right).all()):
+        if size == 0 or not finite:
             return Solution(right.clone(), 0, 0.0)
         precondition = self._preconditioner()
         direction = step = precondition(residual)

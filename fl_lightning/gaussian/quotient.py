@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.gaussian.diagonal import Diagonal
-from fl_lightning.params import Params, cast_like, zeros, zip_map
+from fl_lightning.params import Params, cast_like, numbers, zeros, zip_map
 
 
 class Factor(NamedTuple):
@@ -75,13 +75,15 @@ def quotient(whole: Diagonal, gradient: Params, precision: Params, floor: float)
 
 def clips(whole: Params, precision: Params, floor: float) -> int:
     """Where S - V lies below the floor by more than rounding: there the quotient is not a density."""
-    total = 0
-    for name, s in whole.items():
+
+    def beyond(s: Tensor, v: Tensor) -> Tensor:
         rounding = 8 * torch.finfo(s.dtype).eps * s.double().abs()
-        total += int((s.double() - precision[name].double() < floor - rounding).sum())
-    return total
+        return (s.double() - v.double() < floor - rounding).sum()
+
+    return int(sum(numbers(zip_map(beyond, whole, precision).values())))
 
 
 def below(precision: Params, floor: float) -> int:
     """Where a float64 precision lies below the floor by more than rounding: there it is clipped."""
-    return sum(int((s < floor - 8 * torch.finfo(s.dtype).eps * abs(floor)).sum()) for s in precision.values())
+    found = ((s < floor - 8 * torch.finfo(s.dtype).eps * abs(floor)).sum() for s in precision.values())
+    return int(sum(numbers(found)))

@@ -304,18 +304,17 @@ class EP(Method, ObservesPath, HasPosterior):
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
         context = self.broadcast(before, cohort)
-        clipped, stability = [], []
-        for position in range(len(cohort.members)):
-            member = context.of_member(position)
-            clipped.append(float(clips(before.precision, member.own.precision, self.prior)))
-            stiffest = max(float(a.max()) for a in ep_cavity.cavity(member, self.prior).precision.values())
-            stability.append(cohort.training.lr * stiffest / float(member.own.samples))
+        members = [context.of_member(position) for position in range(len(cohort.members))]
         numbers = {
             **ep_cavity.of_precision(after.precision),
-            "cavity_clips": clipped,
+            "cavity_clips": [float(clips(before.precision, one.own.precision, self.prior)) for one in members],
             "server_clips": float(below(self._product(before, cohort, reports)[-1], self.prior)),
         }
         if cohort.training.is_sgd:
+            stiffest = (ep_cavity.cavity(one, self.prior).largest_eigenvalue() for one in members)
+            stability = [
+                cohort.training.lr * a / float(one.own.samples) for a, one in zip(stiffest, members, strict=True)
+            ]
             numbers |= {"prior_stability": max(stability), "stiffness": stability}
         if isinstance(after.factors, ClientMemory):
             numbers["factors_negative"] = ep_cavity.negatives([after.factors[n] for n in cohort.members])

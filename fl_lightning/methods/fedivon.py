@@ -117,9 +117,9 @@ class FedIvon(Method, HasPosterior):
         self, before: State, cohort: Cohort, reports: Sequence[Report], after: State
     ) -> dict[str, float | list[float]]:
         posteriors = self.posteriors(cohort, reports)
-        total = sum(p * q.trace() for p, q in zip(cohort.weights, posteriors, strict=True))
+        parts = [p * q.trace() for p, q in zip(cohort.weights, posteriors, strict=True)]
         return {
             **of_precision(after.posterior.precision),
             "weight_shift": Diagonal.weight_shift(posteriors, cohort.weights, Merging()),
-            "precision_share": [p * q.trace() / total for p, q in zip(cohort.weights, posteriors, strict=True)],
+            "precision_share": [part / sum(parts) for part in parts],
         }

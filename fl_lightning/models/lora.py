@@ -11,22 +11,28 @@ so that the network after the average has exactly the average weights. The serve
 
 import copyreg
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fl_lightning.errors import UserError
-from fl_lightning.models.tuning import HEADS, Lora, in_words
 from fl_lightning.params import Params
 
+if TYPE_CHECKING:
+    from fl_lightning.models.tuning import Lora
+
+# The layers that can be the head, and have adapters.
+HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # The weights of attention are its own parameters; that of its last projection is a linear layer's.
 PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 # In the name of an adapter, between the layer and the tensor.
 INSIDE = ".parametrizations."
 RESIDUAL = "residual"
+# So many names say what there is.
+SHOWN = 8
 
 
 class Adapter(nn.Module):
@@ -38,7 +44,7 @@ class Adapter(nn.Module):
         scale: alpha / rank.
     """
 
-    def __init__(self, weight: Tensor, settings: Lora, freeze_a: bool) -> None:
+    def __init__(self, weight: Tensor, settings: "Lora", freeze_a: bool) -> None:
         super().__init__()
         rows, columns = len(weight), weight[0].numel()
         rank = min(settings.rank, rows, columns)
@@ -55,7 +61,7 @@ class Adapter(nn.Module):
         return changed if residual is None else changed + residual
 
 
-def adapt(model: nn.Module, settings: Lora, freeze_a: bool, without: str | None) -> set[str]:
+def adapt(model: nn.Module, settings: "Lora", freeze_a: bool, without: str | None) -> set[str]:
     """Give all layers but one adapters; the names of what is trained of them.
 
     Raises:
@@ -120,6 +126,11 @@ def adapters(model: nn.Module) -> Iterator[tuple[str, Adapter]]:
             yield name, module
 
 
+def starts(model: nn.Module) -> list[str]:
+    """The names of every A, which starts at random."""
+    return [f"{name}.a" for name, _ in adapters(model)]
+
+
 def residuals(model: nn.Module, before: Params, models: Sequence[Params], weights: Sequence[float]) -> Params:
     """R of every adapter after clients with these models were averaged; nothing where A is frozen."""
     found: Params = {}
@@ -138,6 +149,17 @@ def residuals(model: nn.Module, before: Params, models: Sequence[Params], weight
 def without_residuals(buffers: Params) -> Params:
     """The buffers that clients send."""
     return {name: value for name, value in buffers.items() if not (INSIDE in name and name.endswith(RESIDUAL))}
+
+
+def in_words(names: Iterable[str]) -> str:
+    """Some names, and how many more.
+
+    >>> in_words("abc")
+    'a, b, c'
+    """
+    every = list(names)
+    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
+    return (", ".join(every[:SHOWN]) or "none") + more
 
 
 def _weights(module: nn.Module) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ computes in evaluation mode, also in training, and so does every BatchNorm whose
 statistics stay what they are, and are not sent.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,14 +18,12 @@ from torch import Tensor, nn
 from fl_lightning import streams
 from fl_lightning.errors import UserError, require
 from fl_lightning.models.inputs import Inputs, shown
+from fl_lightning.models.lora import HEADS, in_words
 
-HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 NORMS = (*BATCH_NORMS, *INSTANCE_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 WORDS = "head, last:N, bias, norm, lora, all, or a pattern of parameter names such as layers.3.*"
-# So many names say what there is.
-SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -34,9 +31,9 @@ class Tuning:
     """Where a network starts, and which part of it is trained.
 
     Attributes:
-        weights: What the network starts from: a file of weights (safetensors, or a state dict of torch), the folder or
-            MLflow id of a finished run, or for the model torchvision a published name such as DEFAULT. null starts at
-            random.
+        weights: What the network starts from: a file of weights (safetensors, or a state dict of torch), the folder of
+            a finished run (in a command also its MLflow id), or for the model torchvision a published name such as
+            DEFAULT. null starts at random.
         new_head: Whether the last layer is replaced by a new one, at random, with as many outputs as the data need.
         train: The part that is trained, sent, counted and saved: head, the last layer; last:N, the last N layers, norms
             not counted; bias; norm; lora, adapters of low rank; all; or a pattern of parameter names. A new head is
@@ -48,6 +45,7 @@ class Tuning:
     train: str = "all"
 
     def __post_init__(self) -> None:
+        require(self.weights != "", "model.weights needs a value, got ''; give a file or folder, null starts at random")
         number = self.train.removeprefix("last:")
         require(
             number == self.train or (number.isdecimal() and int(number) >= 1),
@@ -67,7 +65,8 @@ class Lora:
         rank: Rank of B A, or the smaller side of W, if that is less.
         alpha: Scale of the adapters: B A counts alpha / rank times.
         freeze_a: Whether A stays at its random start and B alone is trained. null is true for methods with a posterior,
-            in whose parameters the network is then linear, layer by layer; false for others.
+            in whose parameters the network is then linear, layer by layer; they refuse false. null is false for others,
+            where the residual is that of the clients' weighted mean, whatever else the server's rule does.
     """
 
     rank: int = 8
@@ -189,17 +188,6 @@ def standing_still(model: nn.Module, x: Inputs) -> frozenset[str]:
     return frozenset(still | {name for name in norms if is_fixed(model.get_submodule(name))})
 
 
-def in_words(names: Iterable[str]) -> str:
-    """Some names, and how many more.
-
-    >>> in_words("abc")
-    'a, b, c'
-    """
-    every = list(names)
-    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
-    return (", ".join(every[:SHOWN]) or "none") + more
-
-
 def fit(model: nn.Module, given: Mapping[str, Tensor], source: str, without: str | None = None) -> None:
     """Load weights into a network, all but those of a layer that is to be new.
 
@@ -239,8 +227,9 @@ def _aligned(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str
     """The tensors under those names, of all with something before them or less, that the network knows best."""
     firsts = sorted({name.partition(".")[0] for name in own})
     ways = [dict(given), *({f"{first}.{name}": value for name, value in given.items()} for first in firsts)]
-    if len({name.partition(".")[0] for name in given}) == 1:
-        ways.append({re.sub(r"^[^.]*\.", "", name): value for name, value in given.items()})
+    while len({name.partition(".")[0] for name in given}) == 1 and all("." in name for name in given):
+        given = {name.partition(".")[2]: value for name, value in given.items()}
+        ways.append(dict(given))
     return max(ways, key=lambda names: len(names.keys() & own.keys()))
 
 

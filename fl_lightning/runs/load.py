@@ -189,18 +189,18 @@ def _folder(run: Result | Path | str, out: Path | str) -> Path:
 def _problem(config: RunConfig, folder: Path) -> Problem:
     """Data and the network that was really trained; on this machine's device where that of the run is not here.
 
-    Where the weights that it started from are gone, its frozen part, if any, is that which is kept beside the runs.
+    The weights that it started from are not read again where all that it did not train is kept beside the runs.
     """
     if not config.compute.is_here:
         config = replace(config, compute=replace(config.compute, device="auto", precision=config.compute.unmixed))
     tuning, rest = config.model.tuning, frozen_weights.frozen(folder)
     is_kept = rest is not None or tuning.train == "all"
-    if tuning.weights is not None and is_kept and not Path(tuning.weights).expanduser().exists():
+    if tuning.weights is not None and is_kept:
         tuning = replace(tuning, weights=None)
         config = replace(config, model=replace(config.model, tuning=tuning))
     problem = problem_of(config)
     if rest is not None:
-        problem.task.model.load_state_dict(rest, strict=False)
+        problem.task.model.load_state_dict({**rest, **frozen_weights.trained(folder)}, strict=False)
     return problem._replace(task=task_of(config.method, problem.task))
 
 
@@ -219,7 +219,8 @@ def _snapshot(folder: Path, problem: Problem) -> Snapshot:
     """The server after the last round, of which the model is a part."""
     config = config_of(folder)
     blank = initial(config.method, problem.task, len(problem.clients), problem.dataset)
-    saved = checkpoint.read(folder, identity(config), blank)
+    result = read_result(folder)  # computed anew, the identity would be that of the weights as they are now
+    saved = checkpoint.read(folder, identity(config) if result is None else result.identity, blank)
     if saved is None:
         raise UserError(
             f"uncertainty.source expected the checkpoint of the run in {folder}, got its model alone, as sweeps keep; "

@@ -72,9 +72,14 @@ def problem_of(config: RunConfig) -> Problem:
     )
     start = config.model.tuning.weights
     weights = None if start is None else start_weights.read(start, config.model.options)
-    model = config.model
+    model, has_posterior = config.model, isinstance(config.method, HasPosterior)
     if model.lora.freeze_a is None:
-        model = replace(model, lora=replace(model.lora, freeze_a=isinstance(config.method, HasPosterior)))
+        model = replace(model, lora=replace(model.lora, freeze_a=has_posterior))
+    require(
+        bool(model.lora.freeze_a) or not has_posterior or model.tuning.train != "lora",
+        "model.lora.freeze_a false adds what the mean of the clients' adapters misses, expected a method whose server "
+        f"averages models, got {config.names['method']}, which merges posteriors; use --model.lora.freeze_a true",
+    )
     task = build_task(model, dataset, config.seed, config.compute, weights)
     if config.federation.start is not None:
         start_from(config.federation.start, config.method, task)

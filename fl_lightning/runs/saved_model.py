@@ -2,7 +2,7 @@
 
 The file is a plain state dict, `model.safetensors`, with the keys of its `nn.Module`. Nothing of this package is needed
 to read it: `model.load_state_dict(safetensors.torch.load_file(path))`. Where a part of the network is trained, it holds
-that part, and its header names the file with the rest (`frozen_weights.py`).
+that part and A of adapters, and its header names the file with the rest (`frozen_weights.py`).
 """
 
 import json
@@ -132,8 +132,9 @@ def write(folder: Path, task: Task, weights: Weights, preparation: Preparation, 
         apart: Whether parameters that are not trained are kept beside the runs, once for all of them.
     """
     header = {PREPARATION: preparation.text()}
-    trained = {**weights.params, **weights.buffers}
     state = task.model.state_dict()
+    random = {name: state[name] for name in lora.starts(task.model)} if apart else {}  # of a seed: no run shares it
+    trained = {**random, **weights.params, **weights.buffers}
     if apart:
         rest = {name: value for name, value in state.items() if name not in trained}
         name = frozen_weights.keep(folder.parent, rest)

@@ -1,6 +1,7 @@
 """The devices of this machine, whichever maker's they are: what torch says of its accelerator."""
 
 import os
+import socket
 import subprocess
 import sys
 from functools import cache
@@ -54,6 +55,21 @@ def named(name: str) -> torch.device:
         device.type not in WITHOUT_FLOAT64,
         f"compute.device is {name!r}, which lacks float64, the type of all sums over clients; {remedy}",
     )
+    return device
+
+
+def given(share: float) -> torch.device:
+    """The accelerator of which Ray has given this process a part, and shows no other by CUDA_VISIBLE_DEVICES.
+
+    The process is held to that part of its memory where torch can: Ray counts parts, but checks none.
+    """
+    device = accelerator()
+    if device is None:
+        raise UserError(
+            f"a process on {socket.gethostname()} was given GPU {os.environ.get('CUDA_VISIBLE_DEVICES')}, but torch "
+            "sees none there; install a CUDA build of torch, or leave out --resources.gpu"
+        )
+    hold_to(share)
     return device
 
 

@@ -113,6 +113,7 @@ def test_partial_data_give_tables_too():
     assert len(tables.paired_comparison(as_study(runs))) == 1
     for draw in (tables.correlations, tables.best_settings, tables.paired_comparison):
         assert len(draw(as_study(runs.iloc[:0]))) == 0
+    assert findings.summary(as_study(rounds.drop(columns=["LA", "AE", "LF"], errors="ignore").assign(LA=np.nan)))
     lost = rounds.assign(ended=False, status="diverged")
     assert (tables.accuracy_and_rounds(as_study(lost))["n"] == 0).all()
 

@@ -27,18 +27,13 @@ FOLA = {
 }
 
 
-def engines():
-    """One of them in every test run."""
-    return [pytest.param(name, marks=[] if name == "loop" else [pytest.mark.system]) for name in ENGINES]
-
-
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", METHODS)
 def test_methods(name, engine):
     same_numbers(discovery.find("methods", name)(), ENGINES[engine])
 
 
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", FOLA)
 def test_fola(name, engine):
     same_numbers(FOLA[name], ENGINES[engine])

@@ -6,14 +6,14 @@ docs/gpu.md has them in a table.
 import pytest
 import torch
 
-from fl_lightning import Training
+from fl_lightning import Training, configure, discovery, run
 from fl_lightning.curvature import last_layer
 from fl_lightning.data.batches import ClientData, Plan
 from fl_lightning.gaussian import kronecker_solve
 from fl_lightning.gaussian.kronecker_solve import KronSum
 from tests.device import simulated
 from tests.device.runs_on_device import DEVICE
-from tests.device.waits import ENGINES, METHODS, cost, problem
+from tests.device.waits import ENGINES, METHODS, by_place, cost, of_second_round, problem, total
 
 # Of a round of four clients, and what one more client adds. Steps and tensors add nothing.
 TRAINING = {
@@ -33,6 +33,33 @@ def test_waits(method, engine):
     assert (measuring["step"], measuring["layer"]) == (0, 0)
     assert (training["round"], training["client"]) == TRAINING[method][engine]
     assert (measuring["round"], measuring["client"]) == MEASURING[method]
+
+
+def test_a_further_block_of_the_test_set_costs_one_wait():
+    """A block has 1000 samples."""
+    (_, one), (_, five) = (of_second_round(METHODS["FedAvg"], ENGINES["loop"], tests=n) for n in (1000, 5000))
+    assert total(five) - total(one) == 4
+
+
+def test_a_run_moves_its_test_set_once(out):
+    settings = {"data": "digits", "data.clients": 2, "model": "softmax", "federation.rounds": 2}
+    with simulated.counting() as seen:
+        run(configure({**settings, "compute.device": DEVICE}), out)
+    assert [place for (kind, place) in by_place(seen) if kind == "upload" and place.startswith("metrics")] == []
+
+
+# What one more layer of two tensors adds to training, and to measuring.
+GROWTH = {
+    **dict.fromkeys(["bayes_admm", "ep", "fedivon", "fedlap", "fola_code", "fola_extended", "pvi"], (0, 0)),
+    **{"fedsparse": (4, 0), "regmean": (6, 0), "fedlpa": (7, 0), "fedfisher": (14, 0)},
+}
+
+
+@pytest.mark.parametrize("name", GROWTH)
+def test_waits_for_another_layer(name):
+    method = discovery.find("methods", name)()
+    few, more = (of_second_round(method, ENGINES["loop"], layers=layers) for layers in (1, 2))
+    assert tuple(total(b) - total(a) for a, b in zip(few, more, strict=True)) == GROWTH[name]
 
 
 def waits_of(function):

@@ -25,9 +25,9 @@ def network(layers):
     return nn.Sequential(*hidden, nn.Linear(20, 3))
 
 
-def problem(clients, layers):
+def problem(clients, layers, tests=100):
     torch.manual_seed(0)
-    x = torch.randn(clients * SAMPLES + 100, 20)
+    x = torch.randn(clients * SAMPLES + tests, 20)
     y, cut = (x @ torch.randn(20, 3)).argmax(1), clients * SAMPLES
     dataset = Dataset(x[:cut], y[:cut], x[cut:], y[cut:], num_classes=3)
     return Problem(Task(network(layers).to("sim")), dataset, list(torch.arange(cut).split(SAMPLES)))
@@ -39,9 +39,9 @@ def place(stack):
     return next((line for line in ours if not line.startswith("tests")), "backward pass")
 
 
-def of_second_round(method, engine, clients=4, epochs=1, layers=1):
+def of_second_round(method, engine, clients=4, epochs=1, layers=1, tests=100):
     """The waits of round 2: in training with aggregation, and in measuring. Nothing is done for the first time."""
-    given = problem(clients, layers)
+    given = problem(clients, layers, tests)
     training = Training(lr=0.1, epochs=epochs, batch_size=BATCH)
     records = federate(method, given, training, Federation(rounds=2), engine)
     measure(method, given.task, given.dataset, next(records))

@@ -160,6 +160,18 @@ def test_a_sweep_on_parts_of_gpus_of_nodes_that_come_and_go(out, tmp_path, nodes
     assert [note["gpu"] in ("0", "1") for note in notes.of(joined[0])] == [True]
 
 
+def test_trials_with_whole_gpus_of_one_node_see_different_ones(out, tmp_path, nodes, notes):
+    path, before = tmp_path / "whole.yaml", set(notes.read())
+    path.write_text(yaml.safe_dump({"base": SMALL, "cases": ["noting"], "seeds": 3}))
+    node = nodes.add_node(num_cpus=2, num_gpus=2, object_store_memory=100_000_000)
+    notes.wait_for(len(before) + 3)
+    outcome = sweep(load(str(path)), Options(out, nodes.address, Resources(1, 1)), lambda status: None)
+    assert outcome.failures == {}
+    assert sorted(note["gpu"] for note in notes.of(node)) == ["0", "1"]
+    assert {note["share"] for process, note in notes.read().items() if process not in before} == {1.0}
+    nodes.remove_node(node, allow_graceful=False)
+
+
 def test_the_workers_of_a_run_on_the_gpus_of_two_nodes(out, tmp_path, nodes, notes):
     """One of the nodes leaves in round 2, another joins in round 3, and no number changes."""
     first, gone = nodes.list_all_nodes()[1], nodes.add_node(num_cpus=1, num_gpus=1, object_store_memory=100_000_000)

@@ -40,9 +40,12 @@ def test_precisions_are_over_the_part_alone(out, form, train):
         assert list(saved.posterior.blocks) == list(params)
 
 
-@pytest.mark.parametrize("train", ["head", "lora"])
-def test_uncertainty_is_that_of_the_part_in_the_whole_network(out, train):
-    settings = {"method": "fola", "model.train": train, "uncertainty.final_round": True, "uncertainty.ood": ["noise"]}
+@pytest.mark.parametrize(
+    ("method", "train", "form"),
+    [("fola", "head", "kron"), ("fola", "lora", "kron"), ("fola", "bias", "full"), ("fedavg", "lora", "diagonal")],
+)
+def test_uncertainty_is_that_of_the_part_in_the_whole_network(out, method, train, form):
+    settings = {"method": method, "model.train": train, "uncertainty.final_round": True, "uncertainty.form": form}
     config = configure({**SETTINGS, **settings, "data.validation": 0.1})
     result = experiment.run(config, out)
     found, problem = posterior_of(result), problem_of(config)

@@ -121,6 +121,8 @@ def test_a_is_frozen_by_default_where_there_is_a_posterior():
         assert {name.rpartition(".")[2] for name in params} == ends
         assert all(INSIDE in f".{name}" for name in params)
     assert config(model__lora__rank=3).flat()["model.lora.rank"] == 3
+    with pytest.raises(UserError, match=r"freeze_a false adds .* got ep, .*; use --model.lora.freeze_a true"):
+        problem_of(config(method="ep", model__lora__freeze_a=False))
     with pytest.raises(UserError, match=r"model.lora.rank must be at least 1"):
         config(model__lora__rank=0)
 

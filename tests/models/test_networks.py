@@ -12,6 +12,7 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.models.likelihoods import Regression, Tokens
 from fl_lightning.models.networks.torchvision import Torchvision
 from fl_lightning.models.task import Task
+from fl_lightning.models.tuning import Tuning
 from fl_lightning.runs.config.compute import Compute, Model
 from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.problem import build_task
@@ -135,6 +136,27 @@ def test_torchvision_has_group_norm_and_a_small_stem_for_small_images():
     assert Torchvision((1, 32, 32), 10, stem="large").network.conv1.in_channels == 1
 
 
+@pytest.mark.slow
+def test_small_images_are_scaled_to_the_size_that_published_weights_of_transformers_expect():
+    """Weights of the published shapes, at random: ViT-B cuts 224 pixels into 196 patches."""
+    from torchvision import models
+
+    stream = torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in models.vit_b_16(weights=None).state_dict().items()}
+    given = {name: 0.02 * torch.randn(shape, generator=stream) for name, shape in shapes.items()}
+    tuning = Tuning(weights="DEFAULT", new_head=True, train="head")
+    options = {"name": "vit_b_16", "norm": "batch", "stem": "large", "resize": 224}
+    task = build_task(Model("torchvision", options, tuning), images((3, 32, 32)), 0, Compute(), given)
+    assert list(task.initial.params) == ["network.heads.head.weight", "network.heads.head.bias"]
+    x = torch.randn(1, 3, 32, 32, generator=stream)
+    with task.evaluating():
+        scaled = nn.functional.interpolate(x, (224, 224), mode="bilinear")
+        assert torch.equal(task.model(x), task.model.network(scaled))
+    with pytest.raises(UserError, match=r"model.resize must be at least 1, or null, got 0"):
+        Torchvision((3, 32, 32), 10, resize=0)
+
+
 @pytest.mark.parametrize("name", TEXT)
 def test_text_models_speak_per_token_or_per_sequence(name):
     x = sequences().train_x
@@ -202,11 +224,19 @@ def test_an_unknown_name_of_torchvision_is_told_the_nearest():
         Torchvision((3, 8, 8), 10, name="resnet81")
 
 
+class Asserting(nn.Linear):
+    """Asserts what it needs, as torchvision's ViT does."""
+
+    def forward(self, x):
+        raise AssertionError("indivisible by the patch size")
+
+
 @pytest.mark.parametrize(
     ("model", "data", "message"),
     [
         (nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), images((1, 2, 2)), r"outputs of shape \(10,\) .* got \(3,\)"),
         (nn.Linear(6, 4), sequences(), "cannot take inputs of tokens of shape .6,. .* such as --model lstm"),
+        (Asserting(5, 10), images((5,)), "AssertionError: indivisible by the patch size"),
         (nn.Conv2d(3, 10, 3), images((5,)), "cannot take inputs of numbers of shape .5,. .* --model mlp"),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 from fl_lightning import experiment, load_model
+from fl_lightning.__main__ import main
 from fl_lightning.cli.flags import with_files
 from fl_lightning.cli.run import _parser
 from fl_lightning.errors import UserError
@@ -54,6 +55,21 @@ def test_a_file_is_where_a_run_starts(tmp_path, name):
     assert not equal(found, state_of(settings()))
 
 
+def test_other_forms_of_a_file_are_taken(tmp_path):
+    given = saved(tmp_path / "w.safetensors", seed=5)
+    forms = {
+        "model.bin": save(given),
+        "nested.pt": {"epoch": 3, "model": given},
+        "wrapped.pt": {f"module.net.{name}": value for name, value in given.items()},
+    }
+    for name, content in forms.items():
+        path = tmp_path / name
+        path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+        assert equal(state_of(settings(model__weights=str(path))), given)
+    with pytest.raises(UserError, match=r"model.weights needs a value, got ''; .* null starts at random"):
+        settings(model__weights="")
+
+
 def test_a_new_head_is_drawn_by_the_seed_and_the_rest_is_given(tmp_path):
     given = saved(tmp_path / "w.pt", seed=5)
     starts = [
@@ -89,8 +105,21 @@ class Harmful:
         (lambda path: torch.save({"w": Harmful()}, path), "pickled code or objects, which are never executed"),
         (lambda path: path.write_bytes(b"nothing"), "holds no weights|pickled code"),
         (lambda path: path.write_bytes(b"\x80\x02."), r"holds no weights .IndexError.; save a state_dict"),
-        (lambda path: torch.save([1, 2], path), "expected tensors by name, got list"),
+        (lambda path: torch.save([1, 2], path), "expected tensors by name, or one such dict, got list"),
         (lambda path: torch.save({"w": torch.zeros(2)}, path), "missing: layers.1.weight.*unexpected: w"),
+        (
+            lambda path: torch.save({"w": torch.tensor([1.0, torch.nan])}, path),
+            "w has values that are not finite; .* another file",
+        ),
+        (lambda path: torch.save({"epoch": 3, "model": {"w": torch.zeros(2)}}, path), "missing: layers.1.weight"),
+        (
+            lambda path: torch.save({"a": {"w": torch.zeros(2)}, "b": {"w": torch.zeros(2)}}, path),
+            "no state dict: expected tensors by name, or one such dict, got a, b; save a state_dict",
+        ),
+        (
+            lambda path: path.mkdir(),
+            "model.weights .* neither model.safetensors nor a checkpoint in it; expected a file",
+        ),
         (lambda path: None, "does not exist; expected a file of weights, the folder of a finished run"),
     ],
 )
@@ -173,6 +202,45 @@ def test_a_whole_network_is_loaded_where_its_start_is_gone(tmp_path, out):
     before = load_model(run).state_dict()
     (tmp_path / "w.pt").unlink()
     assert equal(load_model(run).state_dict(), before)
+
+
+def with_a_in_the_rest(folder):
+    """The files of a run as earlier versions wrote them: frozen A among what runs share."""
+    state, rest, said = load_file(folder / MODEL), frozen_weights.frozen(folder), frozen_weights.header(folder)
+    rest |= {name: state.pop(name) for name in list(state) if name.endswith(".0.a")}
+    said[FROZEN] = frozen_weights.keep(folder.parent, rest)
+    (folder / MODEL).write_bytes(save(state, metadata={PART: json.dumps(said)}))
+
+
+@pytest.mark.slow
+def test_adapters_of_all_seeds_share_one_rest(tmp_path, out):
+    """A frozen A is random, a run's own."""
+    saved(tmp_path / "w.pt", seed=5)
+    part = {"method": "fola", "model__weights": str(tmp_path / "w.pt"), "model__train": "lora"}
+    runs = [experiment.run(settings(**part, seed=seed), out) for seed in (0, 1)]
+    assert len(list((out / FOLDER).iterdir())) == 1
+    (tmp_path / "w.pt").unlink()
+    for run in runs:
+        whole = load_model(run).state_dict()
+        with_a_in_the_rest(run.folder)
+        again = load_model(run).state_dict()
+        read = start_weights.read(str(run.folder), {})
+        assert whole.keys() == again.keys() == read.keys()
+        assert all(torch.equal(value, again[name]) for name, value in whole.items())
+        assert all(torch.allclose(value, read[name]) for name, value in whole.items())
+
+
+@pytest.mark.slow
+def test_a_run_is_loaded_and_measured_where_its_start_holds_another_network(tmp_path, out):
+    start = tmp_path / "w.pt"
+    saved(start, seed=5)
+    run = experiment.run(settings(method="fola", model__weights=str(start), model__train="head"), out)
+    before = load_model(run).state_dict()
+    for change in (lambda: saved(start, model__hidden=[3]), start.unlink):
+        change()
+        assert equal(load_model(run).state_dict(), before)
+        flags = ["--source", "running", "--form", "diagonal", "--runs", str(out)]
+        assert main(["uncertainty", str(run.folder), *flags]) == 0
 
 
 @pytest.mark.slow

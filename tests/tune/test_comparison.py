@@ -7,6 +7,7 @@ import pytest
 from analysis import runs
 from fl_lightning import experiment
 from fl_lightning.cli.compare import overshooting, printed
+from fl_lightning.engines.parallel.ray_cluster import Resources
 from fl_lightning.errors import UserError
 from fl_lightning.metrics.metric import Measurement
 from fl_lightning.runs.config.run_config import configure
@@ -84,6 +85,12 @@ def test_what_cannot_run_is_refused_before_anything_is_computed(out):
     with pytest.raises(UserError, match=r"method\.burn_in must be less"):
         comparison.compare(study, Options(out), ignore)
     assert not list(out.glob("*-digits-*"))
+
+
+def test_gpus_that_are_not_there_are_refused_before_anything_is_measured(out, monkeypatch):
+    monkeypatch.setattr(comparison, "_seconds", lambda todo: pytest.fail("a run was measured"))
+    with pytest.raises(UserError, match=r"can offer 1 CPU and 64 GPU to one process \(this machine: "):
+        comparison.compare(study_of(QUICK, VARIANTS, [0]), Options(out, resources=Resources(1, 64)), ignore)
 
 
 def test_a_prior_loss_that_overshoots_is_named_once_for_each_method(tmp_path):

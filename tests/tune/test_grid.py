@@ -148,7 +148,7 @@ def test_a_setting_that_only_some_cases_have_belongs_to_them(where, value, targe
 SIZES = {  # cells and runs at the paper's scale
     "ae_lf": (40, 200),
     "calibration": (5 * 12, 300),
-    "finetune": (540, 540),
+    "finetune": (1080, 1080),
     "laplace": (7, 21),
     "ablation_online_offline": (3, 9),
     "ablation_prior": (8, 24),

@@ -164,6 +164,7 @@ def test_broken_diverging_and_stopped_runs_leave_the_others_alone(out, tmp_path,
     assert "data.holdout" in reason
     stopped, broken, wild = outcome.cells
     assert broken.runs == []
+    assert outcome.computed == 2  # not the failure
     assert wild.runs[0][1].status == "diverged"
     ((_, result),) = stopped.runs
     assert result.final["GA"] >= 0.3 > result.history[-2].metrics["GA"]
@@ -188,6 +189,32 @@ def test_resources_that_no_node_has_are_refused(out, address):
         sweep(load("demo", "smoke"), Options(out, address, Resources(0, 0)), ignore)
     _, runs = tracked(out)
     assert [run.info.status for run in runs] == ["FAILED"]  # the parent alone
+
+
+@pytest.mark.parametrize("search", [{}, {"algorithm": "optuna", "samples": 2}], ids=["grid", "optuna"])
+@pytest.mark.parametrize(
+    ("base", "resources", "message"),
+    [
+        ({}, Resources(1, 64), r"can offer 1 CPU and 64 GPU to one process \(this machine: "),
+        ({"compute.device": "cuda:7"}, Resources(), "compute.device is 'cuda:7', but torch sees"),
+        ({"compute.device": "cpu", "compute.precision": "16-mixed"}, Resources(), "16-mixed is for a GPU"),
+    ],
+)
+def test_what_this_machine_lacks_is_refused_before_ray_starts(
+    out, tmp_path, monkeypatch, base, resources, message, search
+):
+    monkeypatch.setattr("tune.sweep.connected", lambda *place: pytest.fail("a cluster was started"))
+    study = study_of(
+        tmp_path, base={**SMALL, **base}, cases=["fedavg"], search=search, space={"training.lr": [0.1, 0.2]}
+    )
+    with pytest.raises(UserError, match=message):
+        sweep(study, Options(out, resources=resources), ignore)
+
+
+def test_gpus_for_runs_on_the_cpu_are_refused(out, tmp_path):
+    study = study_of(tmp_path, base={**SMALL, "compute.device": "cpu"}, cases=["fedavg"])
+    with pytest.raises(UserError, match=r"compute\.device is cpu, but --resources\.gpu asks for GPUs"):
+        sweep(study, Options(out, "127.0.0.1:1", Resources(1, 0.5)), ignore)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere.invalid:6379", "nonsense", "host:port"])

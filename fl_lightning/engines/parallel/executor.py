@@ -12,6 +12,7 @@ from fl_lightning.engines.parallel.pool import Pool
 from fl_lightning.engines.parallel.ray_cluster import (
     Node,
     Resources,
+    check_offered,
     connected,
     is_connected,
     local_nodes,
@@ -19,7 +20,7 @@ from fl_lightning.engines.parallel.ray_cluster import (
     slots,
 )
 from fl_lightning.errors import require
-from fl_lightning.system import activity
+from fl_lightning.system import activity, devices
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,13 @@ class Workers:
             f"workers must be a whole number from 1 on, or auto, got {self.number}",
         )
         self.resources.check()
+
+    def check_device(self, device: str) -> None:
+        """Raise `UserError` if GPUs would idle; hold a process that has one, or a part of it, to its memory."""
+        if self.resources.gpu:
+            require(device != "cpu", "compute.device is cpu, but --resources.gpu asks for GPUs; leave out one of them")
+            if self.number == 1:  # of several, each looks for itself
+                devices.given(self.resources.gpu)
 
 
 # A number, `auto`, all that can be said about workers, or workers that are there already.
@@ -110,12 +118,8 @@ def _number(wanted: Workers, nodes: list[Node], clients: int) -> int:
 
 def check_held(number: int, nodes: list[Node], resources: Resources) -> None:
     """Refuse more workers than there is room for."""
+    check_offered(nodes, resources)
     held = slots(nodes, resources)
-    require(
-        held > 0,
-        f"no node has room for a worker of {resources.cpu:g} CPU and {resources.gpu:g} GPU ({offers(nodes)}); lower "
-        "--resources.cpu or --resources.gpu, or add a node",
-    )
     require(
         number <= held,
         f"expected at most {held} workers of {resources.cpu:g} CPU and {resources.gpu:g} GPU, as there is room for "

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fl_lightning.engines.parallel.code_version import Code
-from fl_lightning.engines.parallel.ray_cluster import Resources, offers, passed_on, slots
+from fl_lightning.engines.parallel.ray_cluster import Resources, living, offers, passed_on, slots
 from fl_lightning.engines.parallel.worker import Failure, Worker
 from fl_lightning.errors import require
 from fl_lightning.system import activity, interrupts
@@ -82,7 +82,7 @@ class Pool:
             UserError: If a worker cannot use it, because a plug-in or a package differs on its node.
         """
         self._send(problem)
-        wanted = self.number if len(_nodes()) > 1 else 1
+        wanted = self.number if len(living()) > 1 else 1
         late = time.monotonic() + PATIENCE
         while (free := len(self._free())) < wanted and (not free or time.monotonic() < late):
             self._come(Counter())
@@ -201,7 +201,7 @@ class Pool:
         if any(call.job is not None and call.wanted for call in self._calls.values()):
             return  # a worker computes
         activity.wait("waiting for a worker to start")
-        nodes = _nodes()
+        nodes = living()
         require(
             slots(nodes, self.resources) > 0,
             f"no node is left that has {self.resources.cpu:g} CPU and {self.resources.gpu:g} GPU for a worker "
@@ -210,12 +210,6 @@ class Pool:
 
 
 LOST = object()
-
-
-def _nodes() -> list[dict[str, Any]]:
-    import ray
-
-    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def _kill(actor: Any) -> None:

@@ -16,7 +16,7 @@ import secrets
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import IO, Any, NamedTuple
 
@@ -76,6 +76,7 @@ SETTINGS = {
 # What workers on other machines must know.
 PASSED_ON = ("FL_LIGHTNING_DATA", "FL_LIGHTNING_PLUGINS", "MLFLOW_TRACKING_URI", "CUBLAS_WORKSPACE_CONFIG")
 CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 60.0
 TOKEN_WORDS = re.compile(r"token|authenticat", re.IGNORECASE)
 
 
@@ -172,6 +173,16 @@ def local_nodes() -> list[Node]:
     ]
 
 
+def on_each(nodes: list[Node], ask: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """The answers of all nodes, busy ones too, to a question that takes no time."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+    task = ray.remote(num_cpus=0)(ask)
+    asked = [task.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(*arguments) for node in nodes]
+    return list(ray.get(asked, timeout=ANSWER_SECONDS))
+
+
 def slots(nodes: list[Node], resources: Resources) -> int:
     """How many processes of this size the nodes hold at once."""
     return sum(resources.held_by(node) for node in nodes)
@@ -182,17 +193,26 @@ def offers(nodes: list[Node]) -> str:
     return "; ".join(_offer(node) for node in nodes)
 
 
-def _nodes(resources: Resources) -> list[Node]:
-    """The living nodes; refused if none has the resources, where Ray would wait forever."""
+def living() -> list[Node]:
+    """The nodes that are there."""
     import ray
 
-    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def _nodes(resources: Resources) -> list[Node]:
+    """The living nodes; refused if none has the resources, where Ray would wait forever."""
+    check_offered(nodes := living(), resources)
+    return nodes
+
+
+def check_offered(nodes: list[Node], resources: Resources) -> None:
+    """Refuse a size of process that no node has room for."""
     require(
         slots(nodes, resources) > 0,
         f"no node of the cluster can offer {resources.cpu:g} CPU and {resources.gpu:g} GPU to one process "
         f"({offers(nodes)}); lower --resources.cpu or --resources.gpu, or add a node",
     )
-    return nodes
 
 
 def _start(address: str | None, **settings: Any) -> None:

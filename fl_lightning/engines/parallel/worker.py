@@ -1,7 +1,6 @@
 """What runs in a worker: it holds the data and the model of one problem, and trains the clients it is given."""
 
 import os
-import socket
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -203,20 +202,7 @@ class Worker:
         return self._unpacked[slot].content
 
     def _device(self) -> torch.device:
-        """Ray shows a worker the GPU that it was given, and no other, by CUDA_VISIBLE_DEVICES."""
-        if not self._gpu:
-            return torch.device("cpu")
-        import ray
-
-        device = devices.accelerator()
-        if device is None:
-            given = ", ".join(map(str, ray.get_gpu_ids()))
-            raise UserError(
-                f"a worker on {socket.gethostname()} was given GPU {given}, but torch sees none there; install a "
-                "CUDA build of torch, or leave out --resources.gpu"
-            )
-        devices.hold_to(self._gpu)
-        return device
+        return devices.given(self._gpu) if self._gpu else torch.device("cpu")
 
 
 def _failure(error: BaseException) -> Failure:

@@ -16,7 +16,7 @@ from fl_lightning.gaussian.diagonal import Diagonal
 from fl_lightning.gaussian.quotient import Factor, quotient
 from fl_lightning.method import Context
 from fl_lightning.optimisers.ivon import Ivon
-from fl_lightning.params import Params, flatten, zip_map
+from fl_lightning.params import Params, flatten, numbers, zip_map
 from fl_lightning.penalty import Quadratic
 from fl_lightning.training import Training
 
@@ -110,4 +110,4 @@ def of_precision(precision: Params) -> dict[str, float | list[float]]:
 
 def negatives(factors: Sequence[Factor]) -> list[float]:
     """How many parameters of each factor have a negative precision, where it is not a density."""
-    return [float(sum(int((v < 0).sum()) for v in factor.precision.values())) for factor in factors]
+    return [float(sum(numbers((v < 0).sum() for v in factor.precision.values()))) for factor in factors]

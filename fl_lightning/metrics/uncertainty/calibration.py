@@ -66,9 +66,9 @@ class Calibration(NamedTuple):
     """
 
     samples: int
-    correct: float
-    nll: float
-    brier: float
+    correct: Tensor
+    nll: Tensor
+    brier: Tensor
     top: Bins
     classes: Bins | None = None
 
@@ -87,14 +87,11 @@ class Calibration(NamedTuple):
         confidence, guess = p.max(1)
         own = p.gather(1, labels[:, None]).squeeze(1)
         squares = (p.square().sum(1) - own.square() + (1 - own).square()).sum()
-        correct, likelihood, brier = numbers(
-            ((guess == labels).sum().double(), logs.gather(1, labels[:, None]).sum(), squares)
-        )
         return cls(
             samples=len(labels),
-            correct=correct,
-            nll=-likelihood,
-            brier=brier,
+            correct=(guess == labels).sum().double(),
+            nll=-logs.gather(1, labels[:, None]).sum(),
+            brier=squares,
             top=binned(confidence, guess == labels, bins),
             classes=_by_class(p, labels, bins) if by_class else None,
         )
@@ -113,10 +110,11 @@ class Calibration(NamedTuple):
 
     def metrics(self) -> dict[str, float]:
         """The numbers by name."""
+        correct, nll, brier = numbers((self.correct, self.nll, self.brier))
         found = {
-            "accuracy": self.correct / self.samples,
-            "NLL": self.nll / self.samples,
-            "Brier": self.brier / self.samples,
+            "accuracy": correct / self.samples,
+            "NLL": nll / self.samples,
+            "Brier": brier / self.samples,
             "ECE": float(self.top.error()),
         }
         if self.classes is not None:

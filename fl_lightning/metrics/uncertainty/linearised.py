@@ -1,15 +1,17 @@
-"""A network linearised at its mean, layer by layer: no Jacobian is formed.
+"""A network linearised at its mean, layer by layer: the Jacobian of linear and convolutional layers is not formed.
 
 In a linear layer with inputs a~ = (a, 1) and gradients g_k of the logit f_k at its outputs, the Jacobian of f_k is the
-outer product g_k a~^T; in a convolution it is the sum of those of its places. The two are kept apart.
+outer product g_k a~^T; in a convolution it is the sum of those of its places. The two are kept apart. Any other
+parameter counts as a layer with the input 1, whose gradients are its Jacobian.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fl_lightning.curvature import layers
+from fl_lightning.curvature import gauss_newton, layers
 from fl_lightning.curvature.layers import Call
 from fl_lightning.errors import UserError, require
 from fl_lightning.models.inputs import Inputs
@@ -52,10 +54,9 @@ def linearise(task: Task, weights: Weights, x: Inputs, last_only: bool = False) 
             gradients = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)
             gradients = gradients[None, :, None].expand(len(logits), -1, -1, -1)
             return Linearised(logits, {last.weight: Layer(rows_of(last), gradients)})
-        require_plain(recording)
         outputs = [call.output for call in recording.calls]
         found: list[list[Tensor]] = [[] for _ in outputs]
-        for k in range(logits.shape[1]):
+        for k in range(logits.shape[1]) if outputs else ():
             seed = torch.zeros_like(logits)
             seed[:, k] = 1
             pushed = torch.autograd.grad(recording.logits, outputs, seed, retain_graph=True)
@@ -66,7 +67,13 @@ def linearise(task: Task, weights: Weights, x: Inputs, last_only: bool = False) 
             call.weight: Layer(rows_of(call), torch.stack(parts, 1))
             for call, parts in zip(recording.calls, found, strict=True)
         }
-        return Linearised(logits, named)
+        return Linearised(logits, named | _of_others(task, weights, x, recording.rest))
+
+
+def _of_others(task: Task, weights: Weights, x: Inputs, names: Sequence[str]) -> dict[str, Layer]:
+    """Parameters outside of plain layers."""
+    found = gauss_newton.jacobians(task, weights, x, names) if names else {}
+    return {name: Layer(one.new_ones(len(one), 1, 1), one.flatten(2).unsqueeze(2)) for name, one in found.items()}
 
 
 def rows_of(call: Call) -> Tensor:
@@ -80,8 +87,8 @@ def require_plain(recording: layers.Recording) -> None:
     """Refuse a network with parameters outside of linear and convolutional layers."""
     require(
         not recording.rest,
-        "this form of the posterior supports only linear and convolutional layers that are used once; the parameter "
-        f"{''.join(recording.rest[:1])} is not of one; use --uncertainty.form last_layer",
+        "uncertainty.form kron supports only linear and convolutional layers that are used once; the parameter "
+        f"{''.join(recording.rest[:1])} is not of one; use --uncertainty.form diagonal, or full for few",
     )
 
 
@@ -92,5 +99,5 @@ def last_call(recording: layers.Recording) -> Call:
             return call
     raise UserError(
         "uncertainty.form last_layer expected a network that ends in a linear layer, got one whose logits are computed "
-        "otherwise; use another --uncertainty.form"
+        "otherwise, or are not trained; use --uncertainty.form diagonal"
     )

@@ -191,12 +191,14 @@ def build(task: Task, weights: Weights, form: Form, pooled: Pooled, x: Inputs) -
     """
     with task.evaluating():
         recording = layers.record(task, weights, x)
-    named = [(call.weight, call.bias) for call in recording.calls]
+    named: list[tuple[str, str | None]] = [(call.weight, call.bias) for call in recording.calls]
+    others = [(name, None) for name in recording.rest]
     curvature = pooled.curvature
     blocks: Sequence[Block]
     match form:
         case "diagonal":
-            blocks = [diagonal_block(*names, curvature) for names in named]
+            flat = curvature | {name: curvature[name].reshape(-1, 1) for name in recording.rest}
+            blocks = [diagonal_block(*names, flat) for names in [*named, *others]]
         case "kron":
             blocks = [
                 kron_block(*names, curvature[f"{INPUTS}{names[0]}"], curvature[f"{GRADIENTS}{names[0]}"])
@@ -206,7 +208,7 @@ def build(task: Task, weights: Weights, form: Form, pooled: Pooled, x: Inputs) -
             last = last_call(recording)
             blocks = [dense_block(curvature[MATRIX], ((last.weight, last.bias),), weights.params)]
         case "full":
-            blocks = [dense_block(curvature[MATRIX], tuple(named), weights.params)]
+            blocks = [dense_block(curvature[MATRIX], (*named, *others), weights.params)]
     return Posterior(task, weights, form, tuple(blocks), pooled.samples, pooled.loss)
 
 

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.curvature import full, kronecker_factors, layers, softmax_hessian
+from fl_lightning.curvature import full, gauss_newton, kronecker_factors, layers, softmax_hessian
 from fl_lightning.curvature.fisher import diagonal_fisher
-from fl_lightning.curvature.gauss_newton import require_cross_entropy
 from fl_lightning.curvature.per_sample import RULES
 from fl_lightning.data.batches import ClientData
 from fl_lightning.errors import require
 from fl_lightning.metrics.uncertainty.linearised import last_call, require_plain, rows_of
 from fl_lightning.metrics.uncertainty.settings import Form, GradientKind
+from fl_lightning.models.inputs import Inputs, split
 from fl_lightning.models.task import Task, Weights
 from fl_lightning.params import Params, weighted_sum
 from fl_lightning.system import activity, memory
@@ -77,18 +77,19 @@ def require_finite(curvature: Params) -> None:
 
 def check(task: Task, weights: Weights, data: ClientData, form: Form) -> None:
     """Refuse a network that the form does not cover, and a matrix that exceeds the memory."""
-    require_cross_entropy(task)
+    gauss_newton.require_cross_entropy(task)
     recording = _recorded(task, weights, data.fetch(data.indices[:1])[0])
     if form == "last_layer":
         call = last_call(recording)
         size = sum(weights.params[name].numel() for name in call.names)
     else:
-        require_plain(recording)
         size = task.num_params
+    if form == "kron":
+        require_plain(recording)
     if form in ("full", "last_layer"):
         needed = 5 * 8 * size**2  # the sum, a client's, and what eigh takes
         what = f"uncertainty.form {form} of {size:,} parameters"
-        memory.require_room(what, needed, task.device, "use --uncertainty.form kron")
+        memory.require_room(what, needed, task.device, "use --uncertainty.form diagonal")
 
 
 def of_client(task: Task, weights: Weights, data: ClientData, form: Form, gradients: GradientKind) -> Params:
@@ -118,19 +119,43 @@ def diagonal_gauss_newton(task: Task, weights: Weights, data: ClientData) -> Par
         recording = _recorded(task, weights, x)
         outputs = [call.output for call in recording.calls]
         p = recording.logits.detach().softmax(1)
-        for k in range(p.shape[1]):
+        for name, value in _squares_of_others(task, weights, x, p, recording.rest).items():
+            total[name] = total.get(name, 0) + value / len(data)
+        for k in range(p.shape[1]) if outputs else ():
             seed = -p.clone()
             seed[:, k] += 1
             pushed = torch.autograd.grad(
                 recording.logits, outputs, p[:, k : k + 1].sqrt() * seed, retain_graph=k + 1 < p.shape[1]
             )
             for call, gradient in zip(recording.calls, pushed, strict=True):
-                squares = RULES[type(call.layer)](call.layer, call.input, gradient)
-                require(squares is not None, f"the layer of {call.weight} takes inputs of an unknown shape; use kron")
-                for name, value in zip(call.names, squares or (), strict=False):
+                squares = RULES[type(call.layer)](call.layer, call.input, gradient) or _at_places(call, gradient)
+                for name, value in zip(call.names, squares, strict=False):
                     share = value.double() / len(data)
                     total[name] = total[name].add_(share) if name in total else share
     return {name: total[name] for name in weights.params}
+
+
+def _at_places(call: layers.Call, gradient: Tensor) -> tuple[Tensor, ...]:
+    """Sums over samples of the squared gradients of a layer with several places, such as tokens."""
+    rows = rows_of(call)
+    at = layers.gradient_rows(call.layer, gradient).view(*rows.shape[:2], -1)
+    squares = (at.mT @ rows).square().sum(0)
+    return (squares,) if call.bias is None else (squares[:, :-1], squares[:, -1])
+
+
+def _squares_of_others(task: Task, weights: Weights, x: Inputs, p: Tensor, names: Sequence[str]) -> Params:
+    """The same sum for the parameters of these names, outside of plain layers, by their Jacobians."""
+    total: Params = {}
+    size = p.shape[1] * sum(weights.params[name].numel() for name in names)
+    block = max(1, gauss_newton.LARGEST_BLOCK // max(1, size))
+    for inputs, shares in zip(split(x, block), torch.split(p, block), strict=True) if names else ():
+        with task.in_mode(False):
+            found = gauss_newton.jacobians(task, weights, inputs, names)
+        for name, jacobian in found.items():
+            mean = torch.einsum("bk,bk...->b...", shares, jacobian)
+            squares = torch.einsum("bk,bk...->...", shares, (jacobian - mean.unsqueeze(1)).square())
+            total[name] = total.get(name, 0) + squares.double()
+    return total
 
 
 def last_layer(task: Task, weights: Weights, data: ClientData) -> Tensor:

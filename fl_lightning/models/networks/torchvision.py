@@ -27,6 +27,8 @@ class Torchvision(nn.Module):
         groups: Groups of each GroupNorm, or the next smaller number that divides its channels.
         stem: small: a 3x3 convolution without stride and no pooling at the input, as usual for CIFAR; large: as
             torchvision has it; auto: small for images of less than 64 pixels on a side.
+        resize: Pixels on a side to which images are scaled inside the network, such as 224, for which published weights
+            of transformers are made; null leaves them as they are.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Torchvision(nn.Module):
         norm: Literal["group", "batch"] = "group",
         groups: int = 2,
         stem: Literal["auto", "small", "large"] = "auto",
+        resize: int | None = None,
     ) -> None:
         super().__init__()
         from torchvision import models
@@ -50,17 +53,22 @@ class Torchvision(nn.Module):
             "mlp or --model softmax",
         )
         require(groups >= 1, f"model.groups must be at least 1, got {groups}")
+        require(resize is None or resize >= 1, f"model.resize must be at least 1, or null, got {resize}")
+        self.resize = resize
+        smallest = resize or min(shape[1:])
         options: dict[str, Any] = dict(WITHOUT_SIDES.get(name, {}))
         if name.startswith("vit"):
-            options["image_size"] = shape[1]
+            options["image_size"] = resize or shape[1]
         self.network: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
         _take_channels(self.network, shape[0])
-        if stem == "small" or (stem == "auto" and min(shape[1:]) < SMALL):
+        if stem == "small" or (stem == "auto" and smallest < SMALL):
             _shrink_stem(self.network)
         if norm == "group":
             _replace_batch_norm(self.network, groups)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.resize is not None:
+            x = nn.functional.interpolate(x, (self.resize, self.resize), mode="bilinear")
         outputs: Tensor = self.network(x)
         return outputs
 

@@ -171,6 +171,8 @@ def _fit(kind: Any, given: Any, text: str | None = None) -> Any:
             if option == text or (option == value and type(option) is type(value)):
                 return option
     elif origin in (tuple, list):
+        if isinstance(value, str) and "," in value and value[:1] not in "[(":
+            value = [item.strip() for item in value.split(",")]
         if isinstance(value, tuple | list):
             kinds = get_args(kind)
             if origin is list or ... in kinds:

@@ -10,8 +10,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from fl_lightning import discovery
+from fl_lightning import discovery, experiment
 from fl_lightning.__main__ import main
+from fl_lightning.cli import doctor
 from fl_lightning.engines.functional import Functional
 from fl_lightning.engines.lightning import Lightning
 from fl_lightning.engines.parallel import executor, ray_cluster, ray_session
@@ -22,6 +23,7 @@ from fl_lightning.engines.parallel.ray_cluster import Resources, slots
 from fl_lightning.errors import PluginError, UserError
 from fl_lightning.loop import federate
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.runs.config.run_config import configure
 from tests.support.cases import equal_bits, final, ragged
 
 pytestmark = pytest.mark.system
@@ -116,7 +118,7 @@ def test_one_and_a_half_gpus():
 def test_what_auto_could_never_have_is_refused_before_training(monkeypatch):
     monkeypatch.setattr(executor, "is_connected", lambda: False)  # as if there were no cluster in this process
     check_refused(
-        r"no node has room for a worker of 1 CPU and 4 GPU \(this machine: ",
+        r"no node of the cluster can offer 1 CPU and 4 GPU to one process \(this machine: ",
         workers=Workers("auto", resources=Resources(1, 4)),
     )
     monkeypatch.setattr(ray_cluster, "is_connected", lambda: False)
@@ -126,7 +128,7 @@ def test_what_auto_could_never_have_is_refused_before_training(monkeypatch):
 def test_gpus_for_workers_that_are_to_compute_on_the_cpu(tmp_path, capsys):
     flags = ["--data", "digits", "--model", "softmax", "--compute.device", "cpu", "--runs", str(tmp_path)]
     assert main(["run", *flags, "--workers", "2", "--resources.gpu", "0.5"]) == 2
-    assert "compute.device is cpu, but workers are to have GPUs; leave out" in capsys.readouterr().err
+    assert "compute.device is cpu, but --resources.gpu asks for GPUs; leave out one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,20 @@ def test_the_cluster_of_a_session_is_known_by_the_commands_of_its_servers():
 def test_gpus_that_torch_does_not_see(ray_here):
     """Ray's word is taken up to the point where torch needs one: the worker was given one of the two."""
     check_refused(r"was given GPU [01], but torch sees none there", workers=Workers(2, resources=Resources(0.5, 1)))
+
+
+def test_a_trial_does_not_take_the_cpu_for_its_gpu(out):
+    """Nor does a node that joins late: the trial itself looks."""
+    config = configure({"data": "digits", "model": "softmax", "federation.rounds": 1})
+    with pytest.raises(UserError, match=r"was given GPU .*, but torch sees none there; install"):
+        experiment.run(config, out, workers=Workers(1, resources=Resources(1, 0.5)))
+
+
+def test_the_doctor_asks_nodes_whether_torch_sees_what_ray_counts(ray_here):
+    counted, unseen = doctor.ray_nodes("auto")
+    assert counted.found.endswith(": 3 CPU, 2 GPU")
+    assert unseen.found.startswith("torch sees 0 GPU on ")
+    assert "install a CUDA build of torch" in unseen.remedy
 
 
 def test_an_engine_that_needs_the_driver(ray_here):

@@ -17,7 +17,9 @@ from fl_lightning.metrics.uncertainty import prior_precision
 from fl_lightning.metrics.uncertainty.posterior import Member, build
 from fl_lightning.metrics.uncertainty.sample_curvature import final_round
 from fl_lightning.metrics.uncertainty.settings import Uncertainty
+from fl_lightning.models.lora import adapt
 from fl_lightning.models.task import Task, Weights
+from fl_lightning.models.tuning import Lora, freeze, parameters_of, standing_still
 from fl_lightning.params import flatten, zip_map
 
 FORMS = ("diagonal", "kron", "last_layer", "full")
@@ -107,6 +109,66 @@ def test_the_covariance_is_the_inverse_of_the_definition(model, form):
     found = covariance_of(posterior_of(task, dataset, form))
     expected = torch.linalg.inv(dense_precision(task, dataset, form, 2.0))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def attention():
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.2, batch_first=True)
+    return nn.Sequential(nn.Flatten(1, 2), layer, nn.Flatten(), nn.Linear(16, 4))
+
+
+def normed():
+    return nn.Sequential(nn.Conv2d(1, 3, 3, groups=1), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 4))
+
+
+PARTS = {
+    "bias": (Convolutional, "bias"),
+    "bias of softmax": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4)), "bias"),
+    "norm": (normed, "norm"),
+    "all with BatchNorm": (normed, "all"),
+    "attention": (attention, "all"),
+    "last layers of attention": (attention, "last:2"),
+    "adapters with A frozen": (attention, True),
+    "adapters with A trained": (Convolutional, False),
+}
+
+
+def part_of(name):
+    """A problem of which a part is trained, away from where it starts."""
+    make, train = PARTS[name]
+    model, (_, dataset) = make().double(), problem(samples=30)
+    x = dataset.train_x[:1]
+    is_adapted = isinstance(train, bool)
+    freeze(model, adapt(model, Lora(rank=2), train, None) if is_adapted else parameters_of(model, train, x))
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.requires_grad:
+                value.add_(torch.randn(value.shape, generator=torch.Generator().manual_seed(3)), alpha=0.3)
+    return Task(model.double(), still=standing_still(model, x)), dataset
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("form", ["diagonal", "full"])
+def test_any_part_has_a_diagonal_and_a_full_posterior(name, form):
+    task, dataset = part_of(name)
+    posterior = posterior_of(task, dataset, form)
+    found = posterior.predict(dataset.test_x).probabilities
+    with task.evaluating(), gauss_newton.plain_attention():
+        expected = torch.linalg.inv(dense_precision(task, dataset, form, 2.0))
+        covariance = covariance_of(posterior)
+        torch.testing.assert_close(covariance, expected, rtol=1e-9, atol=1e-12)
+        slopes = jacobian(task, dataset.test_x)
+        logits = task.logits(task.initial, dataset.test_x)
+    variance = (slopes @ covariance @ slopes.mT).diagonal(dim1=1, dim2=2)
+    probit = (logits / (1 + math.pi / 8 * variance).sqrt()).softmax(1)
+    torch.testing.assert_close(found, probit, rtol=1e-9, atol=1e-12)
+
+
+def test_a_form_that_a_part_lacks_names_one_that_works():
+    task, dataset = part_of("bias")
+    for form, words in (("kron", "used once, got .*bias, .* of another kind"), ("last_layer", "or are not trained")):
+        with pytest.raises(UserError, match=rf"{words}; use --uncertainty.form diagonal"):
+            posterior_of(task, dataset, form)
 
 
 @pytest.mark.parametrize("model", MODELS)

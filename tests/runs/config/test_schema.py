@@ -48,6 +48,8 @@ Either = float | Literal["auto", "holdout"]
         (tuple[float, ...], "[1e-3, 2]", (0.001, 2.0)),
         (tuple[str, ...], "[a, b]", ("a", "b")),
         (tuple[int, float], [1, 2], (1, 2.0)),
+        (tuple[Literal["map", "probit"], ...], "map,probit", ("map", "probit")),
+        (tuple[int, ...], "1, 2", (1, 2)),
         (tuple[tuple[int, ...], ...], "[[1], [2, 3]]", ((1,), (2, 3))),
         (Any, "a: b", {"a": "b"}),
         (Any, "2020-01-01", "2020-01-01"),
