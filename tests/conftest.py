@@ -53,7 +53,8 @@ def _pictures_are_drawn_once():
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory):
     """An MLflow database with its tables and nothing in them: to create one takes seconds, to copy it nothing."""
-    shared = tmp_path_factory.getbasetemp().parent  # of all workers
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # of all workers, but of this session alone
     path = shared / "empty-mlflow.db"
     with filelock.FileLock(shared / "empty-mlflow.lock"):
         if not path.exists():

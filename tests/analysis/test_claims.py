@@ -9,7 +9,7 @@ import pytest
 from analysis import claims
 from analysis.claims import __main__ as rules
 from analysis.claims import federated, laplace
-from analysis.claims.claim import Outcomes, alike, compared
+from analysis.claims.claim import Checked, Finding, Outcomes, Statement, against_the_best, alike, compared, weakest
 from analysis.claims.means import falls
 from analysis.figures import FIGURES
 from analysis.runs import studies
@@ -57,6 +57,21 @@ def test_heterogeneity_and_clients_lower_accuracy():
     assert found.held[0].text.startswith("GA rises with α in 12 of 12 steps, by points a step; +")
     turned = rounds.assign(**{"data.alpha": 1 / rounds["data.alpha"], "data.clients": 400 / rounds["data.clients"]})
     assert federated.environment(part_of(turned)).verdict == "not confirmed"
+
+
+def test_a_condition_whose_best_setting_lost_a_seed_makes_no_step():
+    rounds = rounds_table(alphas=(0.01, 1, 100), clients=(5, 20), seeds=2, rounds=1)
+    above = 0.5 + 0.1 * np.log10(rounds["data.alpha"]) - 0.001 * rounds["data.clients"] + 0.001 * rounds["seed"]
+    part = part_of(rounds.assign(GA=above))
+    lost = part.runs["data.alpha"].eq(100) & part.runs["data.clients"].eq(20) & part.runs["seed"].eq(1)
+    part.runs.loc[lost, ["status", "ended"]] = ["diverged", False]
+    found = federated.environment(part)
+    # Of 8 and 6, since both cases have no step to 100 where N = 20, and none to 20 where alpha = 100.
+    assert [one.text.partition(" steps")[0] for one in found.held] == [
+        "GA rises with α in 6 of 6",
+        "GA falls as N grows in 4 of 4",
+    ]
+    assert [one.answer for one in found.held] == ["yes", "yes"]
 
 
 def test_four_steps_of_five_are_enough_and_a_flat_one_is_no_rise():
@@ -253,6 +268,30 @@ def test_a_mean_alone_confirms_nothing():
     assert compared("GA", of_seeds(52.0), level)[:2] == ("GA; +2 (n = 1, no interval)", "tends to")
     assert compared("GA", level, 50.0).answer == "tends to"
     assert compared("GA", level, level).answer == compared("GA", level, level, less=True).answer == "no"
+
+
+def test_of_two_parts_that_hold_the_closer_one_is_weaker():
+    level = of_seeds(50.0, 60.0, 70.0)
+    far, close = of_seeds(40.0, 50.1, 60.2), of_seeds(48.0, 58.1, 68.2)
+    parts = [compared(text, one, level, less=True) for text, one in (("far", far), ("close", close))]
+    assert [one.answer for one in parts] == ["yes", "yes"]
+    assert [one.margin for one in parts] == pytest.approx([9.9, 1.9])
+    assert weakest(parts).text.startswith("close")
+
+
+def test_a_rival_with_one_seed_does_not_decide_where_others_have_more():
+    one, whole, single = of_seeds(50.0, 60.0, 70.0), of_seeds(40.0, 50.1, 60.2), of_seeds(55.0)
+    found = against_the_best("GA", one, {"whole": whole, "single": single})
+    assert (found.answer, found.seeds) == ("yes", 3)
+    assert against_the_best("GA", one, {"single": single}).answer == "no"
+
+
+def test_a_finding_has_the_seeds_of_the_part_with_the_fewest():
+    several, single = Statement("", "yes", 5), Statement("", "tends to", 1)
+    finding = Finding(pd.DataFrame(), [several, single])
+    assert finding.seeds == finding._replace(held=[*finding.held, Statement("", "undecided", 0)]).seeds == 1
+    assert Checked(claims.CLAIMS[0], None, finding).verdict == "tends to (one seed)"
+    assert Checked(claims.CLAIMS[0], None, finding._replace(held=[several])).verdict == "confirmed"
 
 
 def test_alike_is_an_interval_within_a_point():

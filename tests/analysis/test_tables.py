@@ -54,6 +54,11 @@ def test_many_conditions_are_pooled_by_seed_and_corrected():
     assert table["p (Holm)"].min() == pytest.approx(min(1, smallest * len(table)))
 
 
+def test_pairs_that_were_not_tested_are_not_corrected_for():
+    corrected = tables._holm(pd.Series([0.01, np.nan, 0.04]))
+    assert corrected.to_list() == pytest.approx([0.02, np.nan, 0.04], nan_ok=True)
+
+
 def test_unknown_names_are_refused():
     runs = runs_table(rounds=1)
     with pytest.raises(UserError, match="unknown case 'FOLAA': did you mean 'FOLA'"):

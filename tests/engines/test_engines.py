@@ -111,11 +111,13 @@ def test_ctrl_c_reaches_the_caller():
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             signal.raise_signal(signal.SIGINT)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        ragged().run(FedAvg(), Lightning(callbacks=(Interrupter(),)))
-    assert signal.getsignal(signal.SIGINT) is before
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ragged().run(FedAvg(), Lightning(callbacks=(Interrupter(),)))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_observer_refuses_accumulated_gradients():

@@ -16,7 +16,7 @@ from fl_lightning.runs.config.run_config import configure
 from fl_lightning.runs.problem import problem_of
 from fl_lightning.system import trees
 from tests.engines.test_user_module import Plain
-from tests.optimisers.test_local_optimisers import Noisy, with_optimiser
+from tests.optimisers.test_base import Noisy, with_optimiser
 from tests.support.cases import equal_bits, final, largest_difference, network, ragged
 
 ENGINES = {"loop": Functional(chunk=1), "vmap": Functional(chunk=4), "lightning": Lightning()}

@@ -93,13 +93,22 @@ class Filling(FedAvg):
 '''
 
 
-def test_a_disk_that_fills_ends_a_sweep_in_one_line(disk, tmp_path):
-    """Each of its runs would fail, be tried again, and leave a temporary folder; Ray's own files would not be whole."""
+# By the run whose round cannot be saved, or by Ray, whose notes lie on the same disk: who writes first is chance.
+FULL = ("No space left on device; earlier rounds are safe", "make room there; the same command goes on")
+
+
+def test_a_disk_that_fills_ends_a_sweep_in_one_line(disk, tmp_path, empty_store):
+    """Each of its runs would fail, be tried again, and leave a temporary folder; Ray's own files would not be whole.
+
+    The store lies elsewhere: whether it would warn, too, depends on what SQLite writes at that moment.
+    """
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
     (tmp_path / "filling.py").write_text(FILLING)
     full, study = disk / "full", tmp_path / "mine.yaml"
     study.write_text(json.dumps({"base": SETTINGS, "cases": ["filling"], "seeds": 4}))
     full.touch()
-    variables = {"FL_LIGHTNING_PLUGINS": str(tmp_path), "FULL": str(full)}
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    variables = {"FL_LIGHTNING_PLUGINS": str(tmp_path), "FULL": str(full), "MLFLOW_TRACKING_URI": store}
     for code in (2, 0):
         driver = Driver(disk, str(study), "--max-concurrent", "1", **variables)
         try:
@@ -108,10 +117,8 @@ def test_a_disk_that_fills_ends_a_sweep_in_one_line(disk, tmp_path):
         finally:
             driver.end()
         if code:
-            lines = driver.errors.splitlines()
-            assert sum("No space left on device; earlier rounds are safe" in line for line in lines) == 1, driver.errors
-            assert "Traceback" not in driver.errors
-            assert len(lines) <= 3, driver.errors  # a store on that disk may warn
+            (line,) = driver.errors.splitlines()
+            assert line.endswith(FULL)
             full.unlink()
     assert (driver.summary["runs"], driver.summary["failures"]) == (4, {})
 

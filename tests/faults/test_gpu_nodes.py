@@ -50,9 +50,8 @@ class Noting(FedAvg):
         part = FOLDER / f"{os.getpid()}.part"
         part.write_text(json.dumps(note))
         part.rename(part.with_suffix(".json"))
-        late, hold, together = time.monotonic() + 60, FOLDER / f"hold-{node}", FOLDER / "together"
+        hold, together = FOLDER / f"hold-{node}", FOLDER / "together"
         while hold.exists() or len(list(FOLDER.glob("*.json"))) < int(together.read_text()):
-            assert time.monotonic() < late, "the others have not come"
             time.sleep(0.02)
         return super().report(local, context)
 '''

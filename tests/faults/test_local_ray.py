@@ -102,7 +102,7 @@ def test_addresses_are_read_as_the_kernel_writes_them(address, expected):
 
 def test_every_server_of_a_local_sweep_listens_on_loopback_and_has_a_token(out, study, drive):
     driver = drive(study, "--max-concurrent", "1", RAY_AUTH_MODE="disabled")  # for other clusters; ours has its own
-    wait_for_rounds(out, 5)
+    wait_for_rounds(out, 5, driver.process)
     known, servers = listening(), {}
     for number in [driver.process.pid, *descendants(driver.process.pid)]:
         command = Path(f"/proc/{number}/cmdline").read_text().replace("\0", " ")

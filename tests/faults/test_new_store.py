@@ -1,10 +1,9 @@
 """The birth of an MLflow database: kills, crowds, and what earlier versions of the program have left half made."""
 
 import os
-import random
 import shutil
+import signal
 import sqlite3
-import time
 from contextlib import closing
 from threading import Event, Thread
 
@@ -26,9 +25,6 @@ from tests.support.processes import fl_lightning
 pytestmark = pytest.mark.system
 
 
-KILLS = 20
-
-
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -39,25 +35,25 @@ def runs_in(out):
     return client, client.search_runs([client.get_experiment_by_name(EXPERIMENT).experiment_id])
 
 
+KILLS = [
+    *((workers.killed_after, statements) for statements in (1, 30, 300, 800, 1300)),  # of about 1700
+    (workers.killed_at_the_name, False),
+    (workers.killed_at_the_name, True),
+]
+
+
 def test_kills_during_creation_leave_a_whole_store_or_none(tmp_path):
-    start = time.monotonic()
-    workers.started(workers.open_store, str(tmp_path / "undisturbed")).join()
-    needed = time.monotonic() - start
-    chance = random.Random(14)
-    number = 0
-    for _ in range(KILLS):
-        out = tmp_path / str(number)
-        process = workers.started(workers.open_store, str(out))
-        process.join(chance.uniform(0.05, 1.0) * needed)
-        process.kill()
+    """Each process finds what those before it have left."""
+    for kill, moment in KILLS:
+        assert not (tmp_path / "mlflow.db").exists()
+        process = workers.started(kill, moment, workers.open_store, str(tmp_path))
         process.join()
-        if (out / "mlflow.db").exists():  # it was faster than we: the next one is killed elsewhere
-            assert why_broken(out / "mlflow.db") is None
-            number += 1
-    process = workers.started(workers.open_store, str(out))
+        assert process.exitcode == -signal.SIGKILL
+    assert why_broken(tmp_path / "mlflow.db") is None
+    process = workers.started(workers.open_store, str(tmp_path))
     process.join()
     assert process.exitcode == 0
-    assert {path.name for path in out.iterdir()} <= {"mlflow.db", "mlflow.db.lock", "mlflow.db-wal", "mlflow.db-shm"}
+    assert {one.name for one in tmp_path.iterdir()} <= {"mlflow.db", "mlflow.db.lock", "mlflow.db-wal", "mlflow.db-shm"}
 
 
 def test_eight_runs_at_once_share_a_new_store(tmp_path):
@@ -75,13 +71,10 @@ def test_the_same_command_finishes_after_a_kill_in_the_creation(tmp_path):
     out = tmp_path / "runs"
     flags = [f"--{key}={value}" for key, value in workers.SETTINGS.items()]
     command = ["run", *flags, "--runs", str(out), "--quiet"]
-    process = workers.started(workers.command, *command)
-    while not list(out.glob("mlflow.db*")) or not any(path.stat().st_size for path in out.glob("mlflow.db.new")):
-        assert process.is_alive()
-        time.sleep(0.001)
-    time.sleep(0.2)
-    process.kill()
+    process = workers.started(workers.killed_after, 300, workers.command, *command)
     process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert {path.name for path in out.glob("mlflow.db*")} >= {"mlflow.db.new", "mlflow.db.lock"}
     done = fl_lightning(*command)
     assert (done.returncode, done.stderr) == (0, "")
 

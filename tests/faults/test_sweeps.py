@@ -2,14 +2,14 @@
 
 import os
 import signal
-import time
 
 import pytest
 import yaml
 
 from fl_lightning.runs import folder as run_folder
 from fl_lightning.runs.identity import identity
-from tests.support.clusters import Driver, alone, check_complete, cluster, tracked, wait_for_rounds
+from tests.support.clusters import Driver, alone, check_complete, cluster, tracked
+from tests.support.paced import Pace
 from tune.grid import cells
 from tune.study_file import load
 
@@ -28,7 +28,7 @@ STUDY = {
         "engine": "functional",
         "engine.chunk": 1,
     },
-    "cases": ["fedavg", "fola"],
+    "cases": [{"label": "FOLA", "method": "paced"}, {"label": "cavity", "method": "paced", "method.cavity": True}],
     "seeds": 3,
 }
 
@@ -40,8 +40,14 @@ def study(tmp_path):
     return path
 
 
+@pytest.fixture(scope="module")
+def pace(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        yield Pace(tmp_path_factory.mktemp("pace"), patch)
+
+
 @pytest.fixture
-def drive(out, study):
+def drive(out, study, pace):
     """Starts drivers, and leaves nothing of them behind."""
     drivers = []
 
@@ -52,6 +58,7 @@ def drive(out, study):
     yield start
     for driver in drivers:
         driver.end()
+    pace.hurry()
 
 
 def configs_of(study):
@@ -76,41 +83,45 @@ def undisturbed(tmp_path_factory):
     return tmp_path_factory.mktemp("undisturbed")
 
 
-def check_interrupted(interrupted, number, out):
+def check_interrupted(drive, pace, number, out):
     """In the middle of its runs; what it leaves behind is in order."""
-    wait_for_rounds(out, 40)
+    pace.slow_after(40, out)
+    interrupted = drive("--max-concurrent", "1")
+    pace.reached(interrupted)
     os.kill(interrupted.process.pid, number)
-    assert interrupted.wait(60) == 128 + number
+    assert interrupted.wait() == 128 + number
     assert interrupted.errors.strip() == "fl-lightning: stopped; finished rounds are saved, the same command goes on"
-    assert interrupted.wait_until_gone(10) == {}
+    assert interrupted.wait_until_gone() == {}
     assert os.listdir(interrupted.temporary) == []
     (parent,) = [run for run in tracked(out)[1] if run.data.tags.get("kind") == "sweep"]
     assert parent.info.status == "KILLED"
     assert not [run for run in tracked(out)[1] if run.info.status == "RUNNING"]
 
 
-def test_a_terminated_driver_leaves_all_in_order(out, drive):
-    check_interrupted(drive("--max-concurrent", "1"), signal.SIGTERM, out)
+def test_a_terminated_driver_leaves_all_in_order(out, drive, pace):
+    check_interrupted(drive, pace, signal.SIGTERM, out)
 
 
-def test_an_interrupted_and_a_killed_driver_lose_nothing(out, study, drive, undisturbed):
+def test_an_interrupted_and_a_killed_driver_lose_nothing(out, study, drive, pace, undisturbed):
     configs = configs_of(study)
-    check_interrupted(drive("--max-concurrent", "1"), signal.SIGINT, out)
+    check_interrupted(drive, pace, signal.SIGINT, out)
     first = known_rounds(configs, out)
     assert 0 < len(first) < len(configs)
 
+    pace.slow_after(40, out)
     killed = drive("--max-concurrent", "1")
-    wait_for_rounds(out, 40)
+    pace.reached(killed)
     os.kill(killed.process.pid, signal.SIGKILL)
     killed.wait()
     second = known_rounds(configs, out)
     assert len(first) < len(second) < len(configs)
 
+    pace.hurry()
     # At once, while the killed one's trials still live; in its temporary folder, so that it finds what that has left.
     assert any(name.startswith("fl-ray-") for name in os.listdir(killed.temporary))
     last = drive("--max-concurrent", "1", TMPDIR=killed.temporary)
     assert last.wait() == 0, last.errors
-    assert killed.wait_until_gone(10) == {}, "processes of a killed driver live on"
+    assert killed.wait_until_gone() == {}, "processes of a killed driver live on"
     assert os.listdir(killed.temporary) == []
     assert (last.summary["runs"], last.summary["failures"]) == (len(configs), {})
     check_complete(configs, out, undisturbed)
@@ -118,31 +129,27 @@ def test_an_interrupted_and_a_killed_driver_lose_nothing(out, study, drive, undi
     check_kept(second, configs, out)
 
 
-def worker_of(driver_family):
-    """The processes that compute trials."""
-    return [pid for pid, command in driver_family.items() if command.startswith("ray::") and "Trainable" in command]
-
-
-def test_a_killed_worker_is_replaced(out, study, drive, undisturbed):
+def test_a_killed_worker_is_replaced(out, study, drive, pace, undisturbed):
+    pace.slow_after(40, out)
     driver = drive("--max-concurrent", "1")
-    wait_for_rounds(out, 40)
-    deadline = time.monotonic() + 30
-    while not (workers := worker_of(driver.family())) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(workers[0], signal.SIGKILL)
+    worker = pace.reached(driver)
+    pace.hurry()
+    os.kill(worker, signal.SIGKILL)
     assert driver.wait() == 0, driver.errors
     assert driver.summary["failures"] == {}
     check_complete(configs_of(study), out, undisturbed)
-    assert driver.wait_until_gone(10) == {}
+    assert driver.wait_until_gone() == {}
 
 
-def test_a_lost_node_is_survived(out, study, drive, undisturbed):
+def test_a_lost_node_is_survived(out, study, drive, pace, undisturbed):
     configs = configs_of(study)
+    pace.slow_after(40, out)
     with cluster(0, 1, 1) as made:
         driver = drive("--address", made.address)
-        wait_for_rounds(out, 40)
+        pace.reached(driver)
         lost = made.list_all_nodes()[1]
         made.remove_node(lost, allow_graceful=False)
+        pace.hurry()
         assert driver.wait() == 0, driver.errors
         assert (driver.summary["failures"], driver.summary["runs"]) == ({}, len(configs))
     check_complete(configs, out, undisturbed)

@@ -295,10 +295,11 @@ def test_traffic_is_model_and_precision_each_way():
 
 
 @pytest.mark.parametrize("form", ["diagonal", "full"])
-@pytest.mark.parametrize("mode", ["relative", "absolute"])
-def test_prior_stability_counts_the_damping_of_the_prior(mode, form):
+@pytest.mark.parametrize(("mode", "scaling"), [("relative", "paper"), ("absolute", "paper"), ("relative", "code")])
+def test_prior_stability_counts_the_damping_of_the_prior(mode, scaling, form):
     """It is the learning rate times the largest eigenvalue of the Hessian of the penalty of the round to come."""
-    method = FolaExtended(strength=0.5, damping=0.3, damping_mode=mode, damping_in_prior=True, curvature_form=form)
+    prior = {"strength": 0.5, "damping": 0.3, "damping_mode": mode, "damping_in_prior": True}
+    method = FolaExtended(**prior, round_scaling=scaling, curvature_form=form)
     model = torch.nn.Linear(5, 3).double()
     before, last = ragged()._replace(model=model).run(method, rounds=2)
     penalty = method.penalty(method.broadcast(last.before.state, last.cohort))

@@ -1,6 +1,7 @@
 """What is measured when: rounds that are not due, clients that are not wanted, and the clients' own test sets."""
 
 import math
+import shutil
 from dataclasses import replace
 
 import pandas as pd
@@ -156,13 +157,14 @@ def test_a_run_measures_every_so_many_rounds_and_the_last(out):
 
 @pytest.mark.slow
 def test_more_rounds_go_on_as_if_they_had_been_wanted_from_the_start(out, tmp_path):
-    experiment.run(config(evaluation__every=2, federation__rounds=3), out)
+    first = experiment.run(config(evaluation__every=2, federation__rounds=3), out)
     longer = experiment.run(config(evaluation__every=2), out)
     assert [round for round, found in enumerate(longer.history, start=1) if "GA" in found.metrics] == [2, 4, 5]
     assert "accuracy" not in longer.history[2].clients
     shorter = experiment.run(config(evaluation__every=2, federation__rounds=4), out)  # round 4 is known
     assert timeless(shorter.history) == timeless(longer.history[:4])
-    third = experiment.run(config(evaluation__every=2, federation__rounds=3), out, fresh=True)
+    shutil.rmtree(first.folder)
+    third = experiment.run(config(evaluation__every=2, federation__rounds=3), out)
     assert "GA" in third.final  # round 3 of the longer run was not measured, so it is computed
 
 

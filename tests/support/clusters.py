@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 from fl_lightning import experiment
 from fl_lightning.engines.parallel.ray_cluster import SETTINGS
 from fl_lightning.runs import folder as run_folder
+from fl_lightning.runs import rounds_file
 from fl_lightning.runs.identity import identity
 from fl_lightning.runs.open_run import RunOptions
 from fl_lightning.runs.tracking.store import store_uri
@@ -140,7 +141,7 @@ class Driver:
                 continue
         return {pid: command for pid, command in found.items() if command}
 
-    def wait_until_gone(self, seconds: float = 60) -> dict[int, str]:
+    def wait_until_gone(self, seconds: float = 300) -> dict[int, str]:
         deadline = time.monotonic() + seconds
         while (left := self.family()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -157,17 +158,15 @@ class Driver:
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 
-def wait_for_rounds(out: Path, number: int, seconds: float = 240) -> None:
-    """Until this many checkpoints were seen to be written since now: the sweep is in the middle of its runs."""
-    start, seen = time.time(), set()
+def rounds_in(out: Path) -> int:
+    """How many rounds are saved in a folder of runs."""
+    return sum(path.read_bytes().count(b"\n") for path in out.glob(f"*/{rounds_file.NAME}"))
+
+
+def wait_for_rounds(out: Path, number: int, process: subprocess.Popen, seconds: float = 300) -> None:
+    """Until so many rounds are saved: the process is in the middle of its runs."""
     deadline = time.monotonic() + seconds
-    while len(seen) < number:
-        assert time.monotonic() < deadline, f"the sweep does not get on: {len(seen)} checkpoints"
-        for path in out.glob("*/checkpoint.safetensors"):
-            try:
-                written = path.stat().st_mtime
-            except FileNotFoundError:  # between its two renames the checkpoint has no name
-                continue
-            if written > start:
-                seen.add((path, written))
-        time.sleep(0.002)
+    while (found := rounds_in(out)) < number:
+        assert process.poll() is None, f"it has ended after {found} rounds"
+        assert time.monotonic() < deadline, f"it does not get on: {found} rounds"
+        time.sleep(0.005)

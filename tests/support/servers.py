@@ -1,6 +1,7 @@
 """Real servers for tests, on free ports of the loopback address."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -9,11 +10,25 @@ import time
 import urllib.request
 from contextlib import contextmanager
 
+# What the kernel gives to nobody by itself.
+PORTS = range(20_000, 32_768)
+_held: list[socket.socket] = []
+
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that no other test is given while this process lives: UDP's of the same number is held for it."""
+    for port in random.SystemRandom().sample(PORTS, 1000):
+        held = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            held.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            held.close()
+            continue
+        _held.append(held)
+        return port
+    raise OSError("no port is free")
 
 
 def wait_for(url: str, seconds: float = 120) -> str:

@@ -1,11 +1,15 @@
 """What processes do that fault tests start and kill."""
 
+import itertools
+import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.processes import started
 
-__all__ = ["SETTINGS", "command", "open_store", "run", "started"]
+__all__ = ["SETTINGS", "command", "killed_after", "killed_at_the_name", "open_store", "run", "started"]
 
 SETTINGS = {
     "data": "digits",
@@ -37,3 +41,30 @@ def command(*arguments: str) -> None:
     from fl_lightning.__main__ import main
 
     sys.exit(main(arguments))
+
+
+def killed_after(statements: int, do: Callable[..., None], *arguments: str) -> None:
+    """Do something, and be killed in its midst: after so many statements that SQLAlchemy has sent to a database."""
+    from sqlalchemy import Engine, event
+
+    number = itertools.count(1)
+
+    def executed(*_: object) -> None:
+        if next(number) == statements:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    event.listen(Engine, "after_cursor_execute", executed)
+    do(*arguments)
+
+
+def killed_at_the_name(late: bool, do: Callable[..., None], *arguments: str) -> None:
+    """The same, before a file is given its name or after it."""
+    replace = os.replace
+
+    def killing(source: str, target: str) -> None:
+        if late:
+            replace(source, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    os.replace = killing
+    do(*arguments)

@@ -14,9 +14,6 @@ from fl_lightning.runs.open_run import RunOptions
 from tests.support.clusters import alone, timeless
 from tune.work import Instructions, one_after_the_other, side_by_side
 
-pytestmark = pytest.mark.system
-
-
 BASE = {
     "data": "digits",
     "data.subset": 0.2,
@@ -47,6 +44,7 @@ def compute(work, instructions):
     return status
 
 
+@pytest.mark.system
 def test_packs_equal_runs_that_are_alone(tmp_path):
     configs = [
         run(method=method, training__epochs=epochs, federation__rounds=rounds, seed=seed)
@@ -63,6 +61,7 @@ def test_packs_equal_runs_that_are_alone(tmp_path):
     assert status.best == max(ends)
 
 
+@pytest.mark.system
 def test_what_was_interrupted_goes_on(tmp_path):
     config = run(method="fola", federation__rounds=4)
     work = one_after_the_other([config], Instructions(tmp_path / "a", SLIM))
@@ -75,6 +74,7 @@ def test_what_was_interrupted_goes_on(tmp_path):
     assert timeless(run_folder.finished(config, tmp_path / "a")) == timeless(alone(config, tmp_path / "b"))
 
 
+@pytest.mark.system
 def test_a_broken_run_fails_alone_with_its_message(tmp_path):
     good, late = run(method="fedavg"), run(method="fola")
     broken = run(method="fedbe")  # wants data that belong to no client
@@ -87,6 +87,7 @@ def test_a_broken_run_fails_alone_with_its_message(tmp_path):
     assert run_folder.latest(broken, tmp_path) is None
 
 
+@pytest.mark.system
 def test_runs_that_cannot_even_begin_do_not_take_others_with_them(tmp_path):
     nowhere = {"data": "mnist", "data__root": str(tmp_path / "nothing"), "federation__rounds": 1}
     lost = [run(**nowhere, method=method) for method in ("fedavg", "fola")]
@@ -98,6 +99,7 @@ def test_runs_that_cannot_even_begin_do_not_take_others_with_them(tmp_path):
     assert run_folder.finished(good, tmp_path / "runs")
 
 
+@pytest.mark.system
 def test_a_bug_of_a_method_is_told_and_tried_again(tmp_path, monkeypatch):
     aggregate = FedProx.aggregate
 
@@ -116,6 +118,7 @@ def test_a_bug_of_a_method_is_told_and_tried_again(tmp_path, monkeypatch):
     assert len(run_folder.finished(work[0], tmp_path).history) == 3
 
 
+@pytest.mark.system
 def test_divergence_is_a_result_with_its_round(tmp_path):
     wild = run(method="fedavg", training__lr=1e20, federation__rounds=5)
     status = compute([wild, run(method="fedavg")], Instructions(tmp_path, SLIM))
@@ -127,6 +130,7 @@ def test_divergence_is_a_result_with_its_round(tmp_path):
     assert status.best == good  # a diverged run is no best one
 
 
+@pytest.mark.system
 def test_the_stop_rule_ends_runs_and_the_rounds_stay(tmp_path):
     config = run(method="fedavg", federation__rounds=12)
     whole = alone(config, tmp_path / "whole")
@@ -143,6 +147,7 @@ def test_the_stop_rule_ends_runs_and_the_rounds_stay(tmp_path):
     assert len(run_folder.latest(config, tmp_path / "cut").history) == expected
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("changes", [{"metric": "GAA"}, {"stop": Stop("GAA", 0.5)}])
 @pytest.mark.parametrize("together", [False, True])
 def test_a_metric_that_nobody_measures_is_named(tmp_path, changes, together):
@@ -154,6 +159,7 @@ def test_a_metric_that_nobody_measures_is_named(tmp_path, changes, together):
         ]
 
 
+@pytest.mark.system
 def test_seeds_go_side_by_side_and_report_their_mean(tmp_path):
     configs = [run(method="fola", seed=seed) for seed in (0, 1, 2)]
     seen = list(side_by_side(configs, Instructions(tmp_path / "together", SLIM)))
@@ -167,6 +173,7 @@ def test_seeds_go_side_by_side_and_report_their_mean(tmp_path):
         assert timeless(run_folder.finished(config, tmp_path / "together")) == timeless(result)
 
 
+@pytest.mark.system
 def test_seeds_that_stop_early_keep_their_last_value_in_the_mean(tmp_path):
     configs = [run(method="fedavg", seed=seed, federation__rounds=12) for seed in (0, 1)]
     whole = [alone(config, tmp_path / "whole") for config in configs]
@@ -177,6 +184,7 @@ def test_seeds_that_stop_early_keep_their_last_value_in_the_mean(tmp_path):
     assert last.value == pytest.approx(sum(ends) / 2, abs=1e-15)
 
 
+@pytest.mark.slow
 def test_a_setting_whose_seed_diverges_is_worth_nothing(tmp_path):
     configs = [run(method="fedavg", seed=0), run(method="fedavg", training__lr=1e20, federation__rounds=3, seed=1)]
     *_, last = side_by_side(configs, Instructions(tmp_path, SLIM))
@@ -185,6 +193,7 @@ def test_a_setting_whose_seed_diverges_is_worth_nothing(tmp_path):
     assert run_folder.finished(configs[0], tmp_path).status == "finished"
 
 
+@pytest.mark.system
 def test_closing_stops_all_seeds(tmp_path):
     configs = [run(method="fedavg", seed=seed) for seed in (0, 1)]
     work = side_by_side(configs, Instructions(tmp_path, SLIM))
@@ -195,6 +204,7 @@ def test_closing_stops_all_seeds(tmp_path):
     assert not status.failures
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("compute", [one_after_the_other, side_by_side])
 def test_a_full_disk_is_told_apart_from_a_run_s_own_failure(tmp_path, monkeypatch, compute):
     def full(*_):

@@ -5,9 +5,9 @@ import importlib
 import multiprocessing
 import os
 import shutil
-import time
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 
@@ -172,17 +172,22 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, file):
     assert entries(tmp_path / "data") == []
 
 
-def prepare_slowly(calls):
-    """What each process does."""
-    read = torchvision_files._batch
+def prepare(task):
+    """What each process does: it comes to the lock together with the others."""
+    together, calls = task
+    acquire, read = filelock.FileLock.acquire, torchvision_files._batch
 
-    def slowly(*arguments):
+    def acquire_together(*arguments, **settings):
+        filelock.FileLock.acquire = acquire
+        together.wait()
+        return acquire(*arguments, **settings)
+
+    def noted(*arguments):
         with open(calls, "a") as file:
             file.write("x")
-        time.sleep(0.1)
         return read(*arguments)
 
-    torchvision_files._batch = slowly
+    filelock.FileLock.acquire, torchvision_files._batch = acquire_together, noted
     return int(Cifar10().load().train_x.long().sum())
 
 
@@ -191,8 +196,9 @@ def test_processes_at_once_prepare_one_copy(tmp_path, monkeypatch):
     cifar_files.write(tmp_path / "data", "CIFAR10")
     fork = multiprocessing.get_context("fork")  # a fresh interpreter would take seconds to import torch and torchvision
     importlib.import_module("torchvision.datasets")
-    with fork.Pool(3) as pool:
-        sums = pool.map_async(prepare_slowly, [tmp_path / "calls"] * 3, chunksize=1).get(timeout=60)
+    with fork.Manager() as manager, fork.Pool(3) as pool:
+        task = (manager.Barrier(3), tmp_path / "calls")
+        sums = pool.map_async(prepare, [task] * 3, chunksize=1).get(timeout=300)
     assert sums == [sum(int(cifar_files.batch("CIFAR10", i)[b"data"].sum()) for i in range(5))] * 3
     assert (tmp_path / "calls").read_text() == "x" * 6, "prepared by one, awaited by the others"
     assert len(entries(tmp_path / "data")) == 1

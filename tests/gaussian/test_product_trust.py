@@ -109,5 +109,5 @@ def test_trust_leads_from_the_product_to_the_average(form):
 def test_trust_must_be_positive_and_needs_damping_on_both_sides():
     with pytest.raises(UserError, match="trust must be > 0, or null, got 0"):
         FolaExtended(trust=0.0)
-    with pytest.raises(UserError, match="damping_place denominator"):
+    with pytest.raises(UserError, match=r"trust needs --method\.damping_place both, got denominator"):
         FolaExtended(trust=1.0, damping_place="denominator")
