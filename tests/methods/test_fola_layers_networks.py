@@ -158,7 +158,7 @@ class Odd(nn.Module):
 
 def test_networks_without_layers_are_refused():
     case, mixed = ragged()._replace(model=Odd()), ragged()._replace(model=Mixed().double())
-    with pytest.raises(UserError, match="needs linear or convolutional layers"):
+    with pytest.raises(UserError, match="needs a linear or convolutional layer"):
         case.run(Fola(curvature_form="kron"))
     with pytest.raises(UserError, match="whose last layer is linear and gives the logits"):
         mixed.run(Fola(curvature_form="last_layer"))

@@ -12,6 +12,7 @@ from fl_lightning.curvature import full, gauss_newton, last_layer
 from fl_lightning.curvature.fisher import diagonal_fisher
 from fl_lightning.curvature.kronecker_factors import factors
 from fl_lightning.curvature.per_sample import squared_gradients
+from fl_lightning.curvature.softmax_hessian import class_major_order
 from fl_lightning.data.batches import ClientData
 from fl_lightning.data.dataset import Dataset
 from fl_lightning.errors import UserError
@@ -148,7 +149,7 @@ def test_kronecker_factors_of_one_sample_are_the_exact_block_of_the_last_layer(t
     if task != "tokens":
         outputs = len(workbench.initial.params[bias])
         whole = torch.kron(found.gradients[weight], found.inputs[weight])
-        order = last_layer.class_major_order(outputs, found.inputs[weight].shape[0] - 1)
+        order = class_major_order(outputs, found.inputs[weight].shape[0] - 1)
         assert torch.allclose(whole[order][:, order], matrix, atol=1e-15)
     else:  # the mean over positions of G, times the sum over positions of A: only its trace is exact
         positions = problem.dataset.train_x.shape[1]

@@ -249,5 +249,5 @@ def test_models_that_do_not_fit_are_refused_before_training(model, data, message
 def test_a_task_must_be_that_of_the_data():
     x, y = torch.zeros(4, 2), torch.zeros(4)
     data = Dataset(x, y, x, y, 1, likelihood=Regression())
-    with pytest.raises(UserError, match=r"the data are of regression, .* likelihood=dataset\.likelihood"):
+    with pytest.raises(UserError, match=r"the data need regression; use .*likelihood=dataset\.likelihood"):
         federate(FedAvg(), Problem(Task(nn.Linear(2, 1)), data, [torch.arange(4)]))

@@ -158,7 +158,7 @@ def test_what_a_hook_raises_names_file_hook_and_line(plugin, tmp_path, hook, bod
 
 @pytest.mark.parametrize("kind", ["BaseException", "GeneratorExit"])
 def test_errors_that_are_no_exceptions_are_named_too(plugin, kind):
-    with pytest.raises(PluginError, match=f"in Faulty.report: {kind}: gone; mend "):
+    with pytest.raises(PluginError, match=f"in Faulty.report: {kind}: gone; fix "):
         a_round(plugin("report", f"raise {kind}('gone')"))
 
 

@@ -66,7 +66,7 @@ def test_every_case_in_every_environment_gets_the_same_budget(tmp_path):
         assert max(counts.values()) - min(counts.values()) <= 1 or number < 4, "some are ahead of others"
     assert list(counts.values()) == [6, 6, 6, 6]
     assert len(search.proposed) == 24
-    assert search.computed == 48
+    assert len(search.new) == 48
     for cell, proposal in zip(search.proposed, proposals, strict=True):
         first, second = proposal["settings"]
         assert [config.flat() for config in cell.configs] == [first, second]
@@ -104,14 +104,14 @@ def test_a_restart_proposes_what_was_proposed_and_then_goes_on_as_before(tmp_pat
     proposals = go(again, 24)
     assert [p["settings"] for p in proposals[:10]] == [p["settings"] for p in begun] == whole[:10]
     assert [p["number"] for p in proposals[:8]] == [1, 1, 1, 1, 2, 2, 2, 2]
-    assert again.computed == 2 * (24 - 10)
+    assert len(again.new) == 2 * (24 - 10)
     assert again.suggest("one more") == Searcher.FINISHED
     assert {name: len(points) for name, points in json.loads((tmp_path / "proposals.json").read_text()).items()} == {
         proposal["comparison"]: 6 for proposal in proposals
     }
     third = searcher(tmp_path, {identity(config) for cell in again.proposed for config in cell.configs})
     assert [p["settings"] for p in go(third, 24)] == [p["settings"] for p in proposals]
-    assert third.computed == 0
+    assert third.new == []
 
 
 def test_settings_that_fail_use_up_their_budget_and_nothing_else(tmp_path):

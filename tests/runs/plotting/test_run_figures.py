@@ -55,6 +55,7 @@ def test_rounds_are_marked_from_the_first_to_the_last():
     assert list(figure.axes[0].get_xticks()) == [1, 2, 3]
     assert list(figures.learning_curves(as_study(rounds_table(rounds=12))).axes[-1].get_xticks()) == [
         1,
+        2,
         4,
         6,
         8,
