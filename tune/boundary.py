@@ -11,14 +11,16 @@ Side = Literal["smallest", "largest"]
 MARGIN = 0.05
 
 
-def edge(value: Any, tried: Range) -> Side | None:
+def edge(key: str, value: Any, tried: Range) -> Side | None:
     """At which end of a range a value lies.
 
-    Nothing lies beyond 0, nor below 1 if all values are whole numbers, such as epochs.
+    Nothing lies beyond 0, nor below 1 if all values are whole numbers, such as epochs; a method's mostly are not.
 
-    >>> lr = Range("grid", (1, 0.1, 0.01))
-    >>> edge(1.0, lr), edge(0.1, lr), edge(0.001, Range("loguniform", (0.001, 1))), edge(1, Range("grid", (1, 5, 10)))
-    ('largest', None, 'smallest', None)
+    >>> lr, whole = Range("grid", (1, 0.1, 0.01)), Range("grid", (1, 5, 10))
+    >>> edge("training.lr", 1.0, lr), edge("training.lr", 0.1, lr), edge("training.lr", 0.01, lr)
+    ('largest', None, 'smallest')
+    >>> edge("training.epochs", 1, whole), edge("method.strength", 1, whole)
+    (None, 'smallest')
     """
     numbers = [number for number in tried.values if _is_number(number)]
     if not _is_number(value) or len(set(numbers)) < 2:
@@ -31,7 +33,8 @@ def edge(value: Any, tried: Range) -> Side | None:
             value, low, high = map(math.log, (value, low, high))
     if value >= high - margin * (high - low):
         return "largest"
-    limits = (0, 1) if all(isinstance(number, int) or number.is_integer() for number in numbers) else (0,)
+    counts = not key.startswith("method.") and all(float(number).is_integer() for number in numbers)
+    limits = (0, 1) if counts else (0,)
     if value <= low + margin * (high - low) and min(numbers) not in limits:
         return "smallest"
     return None
@@ -39,7 +42,7 @@ def edge(value: Any, tried: Range) -> Side | None:
 
 def edges(settings: Mapping[str, Any], space: Mapping[str, Range]) -> dict[str, Side]:
     """The tuned settings that lie at an end of what was tried, and at which."""
-    found = {key: edge(settings.get(key), tried) for key, tried in space.items()}
+    found = {key: edge(key, settings.get(key), tried) for key, tried in space.items()}
     return {key: side for key, side in found.items() if side is not None}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,7 +112,8 @@ class Estimate:
 def measure_here(config: RunConfig) -> Cost:
     """Measure a run on this machine; a plug-in that fails, or ends its process, is named."""
     try:
-        return _in_a_process(config) if os.environ.get(PLUGINS) else _measure(config)
+        apart = os.environ.get(PLUGINS) and not current_process().daemon  # which may have no children
+        return _in_a_process(config) if apart else _measure(config)
     except UserError:
         raise
     except (Exception, SystemExit) as error:

@@ -128,7 +128,8 @@ def _read(name: str) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        reason = " ".join(str(error).split()).replace('"<unicode string>"', path.name)
+        raise UserError(f"{path} is not valid YAML: {reason}") from None
     except UserError:
         raise
     except RecursionError:

@@ -44,7 +44,7 @@ class Line(NamedTuple):
 def learning_curves(
     study: Study, by: str | None = None, metrics: Sequence[str] = (GA, LA), wide: bool = False
 ) -> Picture:
-    """GA is the accuracy of the server's model, LA the mean accuracy of the clients' models, on the same test set.
+    """GA is the accuracy of the server's model, LA the mean of the clients' models, weighted by their data.
 
     Args:
         study: The runs.

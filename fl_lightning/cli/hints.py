@@ -9,7 +9,7 @@ from fl_lightning.runs.tracking.store import is_server, store_uri
 
 GA_AND_LA = (
     "GA is the test accuracy of the aggregated model (R² for a regression), LA the mean of the clients' own models\n"
-    "before aggregation; both after the last round, mean ± standard deviation over the seeds."
+    "before aggregation, weighted by their data; both after the last round, mean ± standard deviation over the seeds."
 )
 
 

@@ -21,6 +21,8 @@ def plugin_errors(part: object = None) -> Iterator[None]:
     """
     try:
         yield
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
         named = plugin_error(error, part)
         if named is error:
@@ -30,7 +32,7 @@ def plugin_errors(part: object = None) -> Iterator[None]:
 
 def plugin_error(error: BaseException, part: object = None) -> BaseException:
     """The error that names file, hook and line of a plug-in; the error itself where none has to do with it."""
-    if isinstance(error, UserError | Diverged | KeyboardInterrupt):
+    if isinstance(error, UserError | Diverged):
         return error
     if isinstance(error, Exception) and in_words(error) is not None:  # a lack of memory or disk
         return error

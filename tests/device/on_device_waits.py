@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fl_lightning import Training, configure, discovery, run
-from fl_lightning.curvature import last_layer
 from fl_lightning.data.batches import ClientData, Plan
 from fl_lightning.gaussian import kronecker_solve
 from fl_lightning.gaussian.kronecker_solve import KronSum
@@ -83,13 +82,6 @@ def test_an_iteration_of_conjugate_gradients_waits_twice(monkeypatch):
         monkeypatch.setattr(kronecker_solve, "MOST_ITERATIONS", most)
         found[most] = waits_of(lambda: equation.solved(right))
     assert found[5] - found[2] == 3 * 2
-
-
-@pytest.mark.parametrize("outputs", [2, 6])
-def test_the_curvature_of_the_last_layer_waits_once_a_block(outputs):
-    weight = torch.zeros(outputs, 3, device=DEVICE)
-    blocks = [(torch.ones(4, 3, device=DEVICE), torch.ones(4, outputs, outputs, device=DEVICE)) for _ in range(2)]
-    assert waits_of(lambda: last_layer.hessian(blocks, {"weight": weight})) == 2
 
 
 def test_noise_is_drawn_on_the_device():

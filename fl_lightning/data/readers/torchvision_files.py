@@ -160,6 +160,7 @@ def _complete(name: str, place: Path, files: Sequence[Path], archives: Sequence[
     missing = [file for file in files if not file.is_file()]
     if not missing:
         return
+    new = [folder for folder in (place, *place.parents) if not folder.exists()]
     try:
         place.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".", suffix=".part", dir=place) as part:
@@ -170,6 +171,8 @@ def _complete(name: str, place: Path, files: Sequence[Path], archives: Sequence[
                 file.parent.mkdir(exist_ok=True)
                 os.replace(part / file.relative_to(place), file)
     except DownloadError as error:
+        for folder in new:  # perhaps of a misspelt place
+            folder.rmdir()
         raise UserError(
             f"{name} not found: expected {', '.join(file.name for file in files)} in {files[0].parent} (missing: "
             f"{', '.join(file.name for file in missing)}), or {', '.join(one.name for one in archives)} in {place}, "

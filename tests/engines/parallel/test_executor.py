@@ -155,7 +155,7 @@ def test_auto_joins_no_private_cluster(monkeypatch, running, latest, closed, cho
         return
     with pytest.raises(UserError, match="this machine belongs to no Ray cluster") as refusal:
         ray_cluster._joinable()
-    assert ("for themselves" in str(refusal.value)) == bool(closed)
+    assert ("are private" in str(refusal.value)) == bool(closed)
 
 
 def test_the_cluster_of_a_session_is_known_by_the_commands_of_its_servers():
