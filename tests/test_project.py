@@ -279,7 +279,7 @@ MEASURES = {
         "the root is what a newcomer reads first: what is used by one package lies in it",
     ),
     "modules": Measure(lambda: len(code_files()), 296, "each is a name to learn"),
-    "lines of code": Measure(lambda: sum(map(code_lines, code_files())), 26_465, "each is read and maintained"),
+    "lines of code": Measure(lambda: sum(map(code_lines, code_files())), 26_470, "each is read and maintained"),
     "members of a method": Measure(
         lambda: len({name for name in vars(Method) if name[0] != "_"} - {"version", "revised", "display_name"}),
         9,
