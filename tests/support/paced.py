@@ -39,7 +39,7 @@ class Pace:
     """When the clients of the method `paced` are slow, here and in all processes that are started from here.
 
     Args:
-        folder: For the plug-in, and for what it is told and tells.
+        folder: Of the plug-in, and of the files by which it and the test signal each other.
         patch: Of the environment.
     """
 

@@ -10,7 +10,7 @@ import time
 import urllib.request
 from contextlib import contextmanager
 
-# What the kernel gives to nobody by itself.
+# Ports that the kernel never assigns by itself.
 PORTS = range(20_000, 32_768)
 _held: list[socket.socket] = []
 
